@@ -23,19 +23,16 @@ PACKAGES = [".".join(path.parts) for path in FOLDERS if not {"testing", "cli"} &
 PACKAGES += ["gmeta.optimizers"]
 PUBLIC = {
     "gmeta": "Pipeline init",
-    "gmeta.callbacks": "AdaptationCurve StepTimes",
+    "gmeta.callbacks": "AdaptationCurve ProgressiveEvaluation StepTimes",
     "gmeta.checkpoint": "ShardedCheckpoint export_table import_table",
     "gmeta.export": "Publisher export_model",
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (
-        "After AfterSteps ArrowSource Balance FeatureSource FetchPolicy Flag HBaseSource HistoryStore "
-        "ReadOptions ReadingPosition RecentHistories RocksDBSource ScaledPool SequenceCost ServedPosition "
-        "distribute groups join_features late rows sequences tasks write_predictions"
+        "After AfterSteps ArrowSource Balance Flag HBaseSource HistoryStore ReadOptions ReadingPosition "
+        "RecentHistories RocksDBSource ScaledPool SequenceCost StreamPosition distribute groups join "
+        "join_features late rows sequences stream tasks write_predictions"
     ),
-    "gmeta.layers": (
-        "EmbeddingCollection FeatureConfig FuXi HSTU MLP MMoE SequenceBlock SequenceStack TableConfig "
-        "record_lookups"
-    ),
+    "gmeta.layers": "EmbeddingCollection FeatureConfig FuXi HSTU MLP MMoE TableConfig record_lookups",
     "gmeta.losses": "MultiTaskBCE SampledSoftmax",
     "gmeta.meta": "Adam HeadPrior InnerLoop Momentum SGD",
     "gmeta.metrics": "AUC GAUC NDCG NextItem UserGAUC",
@@ -43,15 +40,12 @@ PUBLIC = {
         "CBML DCN FlatRetriever GRM GenerativeRetriever JointOptimizer MetaGRM MetaModel Model NextItemModel "
         "TaskLearner TwoTower dlrm factor_ridge max_tokens melu"
     ),
-    "gmeta.ops": (
-        "AttentionMask HashTable Jagged RelativeBias bias_attention hash_ids hash_text hstu_attention "
-        "jagged unique"
-    ),
+    "gmeta.ops": "AttentionMask HashTable Jagged RelativeBias hash_ids hash_text hstu_attention jagged",
     "gmeta.optimizers": "Adagrad Adam AdamW Ftrl Momentum OneCycle RowPrior RowWiseAdagrad SGD Warmup",
     "gmeta.policies": "Bloom CountAdmission LFU LRU MinNorm ProbabilityAdmission TTL Tiers TwoPrecisions",
     "gmeta.preprocess": (
-        "ColumnSpec HistorySpec PrepareConfig SemanticIds SyntheticConfig TableSpec cooccurrence_vectors "
-        "prepare prepare_on_spark semantic_ids"
+        "ColumnSpec HistorySpec PrepareConfig SyntheticConfig TableSpec cooccurrence_vectors prepare "
+        "prepare_on_spark semantic_ids"
     ),
     "gmeta.reinforcement": "DPO ECPO GRPO PolicyTraining Rollouts rewards",
 }

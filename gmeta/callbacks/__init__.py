@@ -1,6 +1,7 @@
 """The Keras callbacks of gmeta: each is loaded when it is first used.
 
-`AdaptationCurve` measures how the error falls with inner steps, `StepTimes` where a step's time goes.
+`AdaptationCurve` measures how the error falls with inner steps, `StepTimes` where a step's time goes, and
+`ProgressiveEvaluation` how well batches are predicted before they are trained on.
 `gmeta.checkpoint.ShardedCheckpoint` saves and restores models with their tables.
 """
 
@@ -12,10 +13,12 @@ from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
+    from gmeta.callbacks.progressive_evaluation import ProgressiveEvaluation as ProgressiveEvaluation
     from gmeta.callbacks.step_times import StepTimes as StepTimes
 
 _WHERE = {
     "AdaptationCurve": "gmeta.callbacks.adaptation_curve",
+    "ProgressiveEvaluation": "gmeta.callbacks.progressive_evaluation",
     "StepTimes": "gmeta.callbacks.step_times",
 }
 
@@ -26,6 +29,6 @@ _MOVED = {
 }
 """Old name -> the module that has it now, for one release."""
 
-__all__ = ["AdaptationCurve", "StepTimes"]
+__all__ = ["AdaptationCurve", "ProgressiveEvaluation", "StepTimes"]
 
 __getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,10 +32,12 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import whole
 from gmeta.core.keras import submodules
 from gmeta.core.position import position_of
+from gmeta.core.settings import parse_duration
 from gmeta.core.step import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
 from gmeta.ops.table.restored_rows import tables_by_name
 
+_ASK_EVERY = 8  # batches between two looks at the clock, about which ranks agree
 _METRICS = "metrics.npz"  # beside the dense weights, if the checkpoint is from the middle of an epoch
 
 
@@ -96,7 +99,8 @@ class ShardedCheckpoint(StepCallback):
     Args:
       store: Where to save the checkpoints, in a file system that the ranks share. A folder stands for a
         `CheckpointStore` with default settings.
-      every: Save after this many batches, and at the end of each epoch; None: at the end of each epoch.
+      every: Save after this many batches, or after a time such as ``"10m"`` by the clock of rank 0, and at
+        the end of each epoch; None: at the end of each epoch.
 
     Attributes:
       results_before: If `restore` loaded a checkpoint from the middle of an epoch: the metrics' values over
@@ -104,7 +108,7 @@ class ShardedCheckpoint(StepCallback):
       left_out: What the last `restore` with ``partial=True`` didn't load; None without one.
 
     Raises:
-      ConfigError: ``every`` is below 1.
+      ConfigError: ``every`` is below 1, or no time.
 
     Example:
       ::
@@ -114,12 +118,16 @@ class ShardedCheckpoint(StepCallback):
         checkpoints.fit(model, data, epochs=10)
     """
 
-    def __init__(self, store: CheckpointStore | str | os.PathLike[str], *, every: int | None = None) -> None:
+    def __init__(
+        self, store: CheckpointStore | str | os.PathLike[str], *, every: int | str | None = None
+    ) -> None:
         super().__init__()
-        if every is not None and every < 1:
-            raise ConfigError(f"every must be at least 1, got {every}")
+        self._seconds = parse_duration(every, "every") if isinstance(every, str) else None
+        self._every = every if isinstance(every, int) else None
+        if every is not None and not (self._every or 0) >= 1 and not self._seconds:
+            raise ConfigError(f'every must be at least 1, or a time such as "10m", got {every!r}')
         self.store = store if isinstance(store, CheckpointStore) else CheckpointStore(store)
-        self._every = every
+        self._saved_at = time.monotonic()
         self._batches = 0
         self._epochs = 0
         self._last_batch = -1  # of this epoch, in this process
@@ -201,6 +209,25 @@ class ShardedCheckpoint(StepCallback):
         metrics = chosen / dense.FOLDER / _METRICS
         self._sums, self.results_before = read_metrics(metrics) if self._before else ({}, {})
         return self._epochs
+
+    def return_to(self, model: tf.keras.Model, checkpoint: Path, keep: Sequence[tf.Variable] = ()) -> None:
+        """Load an earlier checkpoint in the course of training, keep some variables, and save.
+
+        Call it between two calls of `fit`. After bad data, weights and rows are those of the checkpoint
+        again, while a position in the data stays. The save counts as a step, so it is the latest checkpoint.
+
+        Args:
+          model: The model that `fit` trained.
+          checkpoint: One of ``store.checkpoints()``.
+          keep: Variables that don't change.
+        """
+        values, batches, epochs = [variable.numpy() for variable in keep], self._batches, self._epochs
+        self.restore(model, checkpoint)
+        for variable, value in zip(keep, values, strict=True):
+            variable.assign(value)
+        self._batches, self._epochs, self._before, self._sums = batches + 1, epochs, (), {}
+        self._restored = model
+        self._save()
 
     def fit(
         self,
@@ -297,8 +324,8 @@ class ShardedCheckpoint(StepCallback):
         if position is not None and position.counts_groups:
             if not held:
                 raise ConfigError(
-                    "the data begin at a ReadingPosition that the checkpoint doesn't hold: make it an "
-                    "attribute of the model, before the model is restored"
+                    f"the data begin at a {type(position).__name__} that the checkpoint doesn't hold: make "
+                    "it an attribute of the model, before the model is restored"
                 )
             return data
         policy = data.options().experimental_distribute.auto_shard_policy
@@ -364,6 +391,9 @@ class ShardedCheckpoint(StepCallback):
         self._last_batch = batch
         if self._every is not None and self._batches // self._every > before // self._every:
             self._due = True
+        if self._seconds is not None and self._batches // _ASK_EVERY > before // _ASK_EVERY:
+            over = time.monotonic() - self._saved_at >= self._seconds
+            self._due = self._due or collectives.broadcast_object(over)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Save, and count the epoch as done.
@@ -394,7 +424,7 @@ class ShardedCheckpoint(StepCallback):
             merge()
         collectives.gather_states(self.model)
         self.store.save(tables_by_name(self.model), self._batches, dense=write, metadata=self._metadata())
-        self._due = False
+        self._due, self._saved_at = False, time.monotonic()
 
     def _metadata(self) -> dict[str, Any]:
         return {

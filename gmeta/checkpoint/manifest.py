@@ -28,6 +28,7 @@ from gmeta.checkpoint.record_file import Segment
 from gmeta.core.errors import DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.json_values import (
+    MOST,
     folder_name,
     inner_path,
     items,
@@ -102,6 +103,7 @@ class Part:
       filter: All counters of the admission filter, even in an increment: one batch per filter that isn't all
         zero. None without such filters.
       reason: Why the part is full although a base was given; else empty.
+      step_times: Steps of the table and their times, in turn, if its rows have a lifetime by a clock.
     """
 
     rank: int
@@ -116,6 +118,7 @@ class Part:
     waiting: SegmentFile | None = None
     filter: SegmentFile | None = None
     reason: str = ""
+    step_times: tuple[int, ...] = ()
 
     @property
     def files(self) -> tuple[SegmentFile, ...]:
@@ -127,13 +130,20 @@ class Part:
         """Convert to JSON values."""
         value = {f.name: getattr(self, f.name) for f in fields(self)}
         files = {name: value[name] and value[name].to_json() for name in _FILES}
-        return {**value, "live": list(self.live), **files}
+        times = value.pop("step_times")
+        clock = {"step_times": list(times)} if times else {}  # only then, for earlier versions of gmeta
+        return {**value, "live": list(self.live), **files, **clock}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Part:
         """Restore from JSON values: the inverse of `to_json`."""
         files = {name: None if value[name] is None else SegmentFile.from_json(value[name]) for name in _FILES}
-        part = cls(**{**value, "live": tuple(wholes(value["live"], "live")), **files})
+        counts = {"live": tuple(wholes(value["live"], "live"))}
+        times = items(value.get("step_times", []), "step_times")
+        counts["step_times"] = tuple(whole(time, "a step time", -MOST, MOST) for time in times)
+        part = cls(**{**value, **counts, **files})
+        if len(times) % 2:
+            raise ValueError(f"the part of rank {part.rank} has a step without a time")
         for name in ("rank", "since", "step"):
             whole(getattr(part, name), name)
         whole(part.first_shard, "first_shard", 0, LOGICAL_SHARDS - 1)
@@ -216,6 +226,11 @@ class TableEntry:
     def step(self) -> int:
         """Step of the table."""
         return max(part.step for part in self.parts)
+
+    @property
+    def step_times(self) -> tuple[int, ...]:
+        """Steps and times, in turn, by which all ranks continue: those of the first rank."""
+        return self.parts[0].step_times
 
     @property
     def size(self) -> int:

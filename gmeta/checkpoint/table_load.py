@@ -156,6 +156,7 @@ class TableLoader:
         fit = fit_slots(table, entry.optimizer)
         self._reader.open_files(origin, shards)  # check their sizes before reserving what the manifest claims
         clear_table(table, entry.step)
+        table.set_step_times(entry.step_times)
         table.reserve(entry.live_in(shards))
         rows = 0
         for records in self._records(origin, shards):

@@ -158,6 +158,7 @@ def save_table(
             if kind in files
         },
         reason=reason,
+        step_times=tuple(np.ravel([] if table.step_times is None else table.step_times).tolist()),
     )
     settings = {
         "optimizer": repr(table.optimizer),

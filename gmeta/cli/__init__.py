@@ -1,4 +1,4 @@
-"""The command line, ``gmeta``: one module per subcommand, imported when the subcommand runs.
+"""The command line, ``gmeta``: a subcommand's module is imported when the subcommand runs.
 
 ``gmeta --help`` lists the subcommands from `COMMANDS` alone, so it answers at once. Only the subcommands that
 need TensorFlow import it. `options` and `rank_options` are shared by several subcommands, and the modules
@@ -31,11 +31,19 @@ COMMANDS = {
     "predict": "Score the rows of new files with a run.",
     "semantic-ids": "Make codes of items out of their vectors, for generative retrieval.",
     "export": "Write a trained model for TensorFlow Serving.",
+    "publish": "Publish the model of a run on a stream for servers.",
     "deliver": "Send a published model's changes to servers.",
     "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
     "tables": "Export tables of a checkpoint for NumPy, pandas and other stores.",
 }
 """Subcommand -> its one-line help. The function is ``gmeta.cli.<name>.command``, with ``_`` for ``-``."""
+
+_ELSEWHERE = {
+    "launch": "rank_options:launch_command",
+    "recommend": "predict:recommend_command",
+    "tables": "inspect:tables_command",
+}
+"""Subcommand -> the module and the function, for those in the module of another one."""
 
 _INTERRUPTED = 130  # the exit code that a shell reports after SIGINT
 
@@ -51,8 +59,8 @@ class CommandLine(click.Group):
         """Import the subcommand's module and return its command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"gmeta.cli.{cmd_name.replace('-', '_')}")
-        command: click.Command = module.command
+        module, _, function = _ELSEWHERE.get(cmd_name, f"{cmd_name.replace('-', '_')}:command").partition(":")
+        command: click.Command = getattr(importlib.import_module(f"gmeta.cli.{module}"), function)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

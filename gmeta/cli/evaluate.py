@@ -14,7 +14,7 @@ from gmeta.core.files import write_atomically
 from gmeta.core.schema import OnBad
 
 if TYPE_CHECKING:
-    from gmeta.experiment.ranking.measured import Results
+    from gmeta.experiment.ranking.page import Results
     from gmeta.experiment.report.page import Beside
     from gmeta.experiment.runs.run_folder import RunFolder
 
@@ -121,8 +121,7 @@ def _evaluate_ranking(run: RunFolder, json_path: Path | None, on_bad: OnBad) -> 
 
     from rich.console import Console
 
-    from gmeta.experiment.ranking.measured import evaluate_ranking
-    from gmeta.experiment.ranking.page import headline, rich_table, to_json, write_report
+    from gmeta.experiment.ranking.page import evaluate_ranking, headline, rich_table, to_json, write_report
 
     results = evaluate_ranking(run, on_bad)
     Console().print(rich_table(results))

@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from gmeta.cli.options import refuse_options, run_option, seen_option
+from gmeta.core.row_formats import RowDtype
 
 
 @click.command("export")
@@ -47,6 +48,13 @@ from gmeta.cli.options import refuse_options, run_option, seen_option
     help="Of the deltas that `adapt` answers; float16 is half the bytes.",
 )
 @click.option(
+    "--row-dtype",
+    type=click.Choice(["float32", "bfloat16", "int8"]),
+    default="float32",
+    show_default=True,
+    help="Of the model's rows: bfloat16 takes half the bytes; int8, with a scale a row, about a quarter.",
+)
+@click.option(
     "--stale",
     type=click.Choice(["refuse", "apply"]),
     default="refuse",
@@ -73,6 +81,7 @@ def command(
     unknown: Literal["initial", "zeros"],
     steps: int | None,
     dtype: Literal["float32", "float16"],
+    row_dtype: RowDtype,
     stale: Literal["refuse", "apply"],
     k: int,
     seen: bool | None,
@@ -97,7 +106,9 @@ def command(
     if family == "ranking":
         from gmeta.experiment.ranking.served import export_ranking
 
-        exported = export_ranking(run, out, method=method, seed=seed, version=model_version)
+        exported = export_ranking(
+            run, out, method=method, seed=seed, version=model_version, row_dtype=row_dtype
+        )
     elif family in ("next-item", "retrieval"):
         from gmeta.experiment.next_item.served import export_catalogue
 
@@ -109,6 +120,7 @@ def command(
             version=model_version,
             k=k,
             leave_out_seen=None if seen is None else not seen,
+            row_dtype=row_dtype,
         )
     else:
         exported = export_run(
@@ -121,6 +133,7 @@ def command(
             steps=steps,
             dtype=dtype,
             stale=stale,
+            row_dtype=row_dtype,
         )
     for signature, inputs in exported.signatures.items():
         click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")

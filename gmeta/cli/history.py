@@ -87,7 +87,7 @@ def append(
     """
     from gmeta.cli.prepare import PrepareProgress, parse_settings, refuse_foreign
     from gmeta.preprocess.history.append import append_history
-    from gmeta.preprocess.history.spark_append import append_history_on_spark
+    from gmeta.preprocess.history.cluster_append import append_history_on_spark
     from gmeta.preprocess.history.streaming_append import plan_jobs
     from gmeta.preprocess.local.duckdb_engine import parse_bytes
 
@@ -400,8 +400,8 @@ def show(
 
     A store keeps only hashes of text; --texts reads the texts from the data set of the same events.
     """
+    from gmeta.core.data_manifest import Texts
     from gmeta.core.history_manifest import BIRTH
-    from gmeta.core.texts import Texts
     from gmeta.preprocess import HistorySpec
     from gmeta.preprocess.history.generation import Generation, settle_or_warn
     from gmeta.preprocess.history.reading import read_histories

@@ -1,4 +1,4 @@
-"""``gmeta inspect``: lists the contents of a sharded checkpoint or a prepared data set."""
+"""``gmeta inspect`` lists the contents of checkpoints and data sets, and ``gmeta tables`` exports tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gmeta.checkpoint.contents import CheckpointSummary, TableSummary, find_checkpoint, format_size, summarize
+from gmeta.checkpoint.table_description import Format
 from gmeta.core.data_manifest import FORMAT
 from gmeta.core.json_values import FILE_NAME, parse_json
 
@@ -142,3 +143,47 @@ def _admission(table: TableSummary) -> list[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+@click.command("export")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--table", help="The table, by the name in its TableConfig.  [default: the only one]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["arrow", "npy"]),
+    default="arrow",
+    show_default=True,
+    help="One Arrow file, or a .npy file for each column.",
+)
+@click.option("--state", is_flag=True, help="Write the optimizer's slots and last steps too.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it is an exported table.")
+@click.option(
+    "--finite/--no-finite", default=True, show_default=True, help="Refuse rows that hold NaN or infinity."
+)
+def export_columns(
+    checkpoint: Path, out: Path, table: str | None, form: Format, state: bool, overwrite: bool, finite: bool
+) -> None:
+    """Write the ids, rows and frequencies of a table into the folder OUT, which appears whole or not at all.
+
+    CHECKPOINT is a checkpoint, or a folder of checkpoints, of which the latest is read. This needs no model.
+    `gmeta.checkpoint.import_table` reads OUT into a model.
+    """
+    from gmeta.checkpoint.contents import export_saved_table
+
+    done = export_saved_table(
+        checkpoint, table, out, format=form, state=state, overwrite=overwrite, finite=finite
+    )
+    noted = done.description
+    rows = f"{noted.rows:,} rows of {noted.dim}"
+    click.echo(f"table {noted.table}: {rows}, {done.bytes:,} bytes, in {done.seconds:.1f} s")
+    click.echo(f"columns: {', '.join(noted.columns)}")
+
+
+@click.group("tables")
+def tables_command() -> None:
+    """Export tables of a checkpoint, so that NumPy, pandas and other stores can read them."""
+
+
+tables_command.add_command(export_columns)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gmeta.cli.options import FAMILY, find_data, on_bad_option, run_option
+from gmeta.cli.publish import follow, follow_options, refuse_without_follow
 from gmeta.cli.rank_options import elastic_of, elastic_options, ranks_option, start_ranks
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError, NotFiniteError
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     help="About how long settings of methods are tried on training tasks before the training, such as 90s, "
     "2m or 1h; 0: not at all.  [default: 2m for your own data, if no methods are given]",
 )
+@follow_options
 @on_bad_option
 @click.option(
     "--checkpoint-every",
@@ -75,6 +77,10 @@ def command(
     budget: str | None,
     on_bad: OnBad,
     checkpoint_every: int | None,
+    followed: str | None,
+    publish: Path | None,
+    metrics_port: str | None,
+    until_end: bool,
     size: int | None,
     elastic: bool,
     min_np: int | None,
@@ -94,11 +100,15 @@ def command(
     all of them; if settings name it, also GRM, which reads users' earlier rows. With --for ranking, or
     without users, the command trains for ranking alone.
 
+    With --follow, it trains DCN-v2 on a log that grows, until it is stopped: each batch is evaluated before
+    it is trained, and the same command continues where it was, each row trained once (docs/online.md).
+
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it continues automatically when a rank is lost.
     """
     if start_ranks(size, elastic=elastic_of(size, elastic, min_np, script)):
-        _finish_catalogue(run_path, on_bad)
+        if followed is None:
+            _finish_catalogue(run_path, on_bad)
         return
     # Imported here, so that `gmeta train --help` doesn't wait for TensorFlow.
     from rich.console import Console
@@ -111,6 +121,24 @@ def command(
     from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
+    refuse_without_follow(followed, publish, metrics_port, until_end)
+    if followed is not None:
+        for option, value in (("--data", data), ("--for", family), ("--budget", budget)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} isn't for --follow, which trains on a stream; leave one of them out"
+                )
+        where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
+        follow(
+            followed,
+            run_path,
+            settings,
+            where,
+            publish=publish,
+            metrics_port=metrics_port,
+            until_end=until_end,
+        )
+        return
     if budget is not None:
         settings["budget"] = budget
     check_agreement({name: repr(value) for name, value in settings.items()})

@@ -2,7 +2,7 @@
 
 - `errors`, `settings`, `json_values` and `files`: errors, TOML settings, foreign JSON, and atomic writes.
 - `native`, `graph`, `keras` and `version`: native libraries, and adaptations of TensorFlow and Keras.
-- `schema`, `data_manifest`, `group_index`, `texts`, `position` and `shares`: prepared data, and how ranks
+- `schema`, `data_manifest`, `group_index`, `position` and `shares`: prepared data, and how ranks
   share it.
 - `history_manifest` and `semantic_ids`: stores of histories, and codes of items.
 - `merged_tables`: tables that share a physical table, and the names that users gave them.

@@ -5,10 +5,10 @@
   small packages. Packages for preparation, reports and workers come with extras of ``pyproject.toml``: ``pip
   install 'gmeta[prepare]'``. If gmeta's own code imports a missing one, the error is one line that names the
   extra. Python asks this finder last, so it sees only packages that aren't installed.
-* `find_old_modules` loads models that earlier versions saved. A ``.keras`` file names each class by its
-  module, which Keras imports when it loads the file, unless the class is registered and its module already
-  imported. The finder handles modules that were merged into others: the module that it returns has the names
-  of the current one.
+* `find_old_modules` loads models that earlier versions saved, and finds modules for scripts by their former
+  names. A ``.keras`` file names each class by its module, which Keras imports when it loads the file, unless
+  the class is registered and its module already imported. The finder handles modules that were merged into
+  others: the module that it returns has the names of the current one.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ EXTRAS = {
     "jinja2": "report",
     "cloudpickle": "workers",
     "optuna": "tune",
+    "prometheus_client": "online",
 }
 """Package -> the extra that installs it."""
 
@@ -115,6 +116,7 @@ def name_missing_extras() -> None:
 
 
 OLD_MODULES = {
+    "gmeta.core.texts": "gmeta.core.data_manifest",
     "gmeta.experiment.runs.rated_at_least": "gmeta.experiment.runs.model_choice",
     "gmeta.experiment.runs.scaled_error": "gmeta.experiment.runs.model_choice",
     "gmeta.layers.adaptive.mlp": "gmeta.layers.networks",
@@ -139,11 +141,13 @@ OLD_MODULES = {
     "gmeta.models.training.model": "gmeta.training.model",
     "gmeta.models.training.pipeline.settings": "gmeta.training.pipeline",
     "gmeta.models.zoo.factor_network": "gmeta.models.zoo.factor_model",
+    "gmeta.models.zoo.melu_model": "gmeta.models.meta.meta_model",
     "gmeta.models.zoo.row_network": "gmeta.models.zoo.meta_emb",
     "gmeta.models.zoo.scaled_numbers": "gmeta.models.zoo.factor_model",
     "gmeta.models.zoo.task_clusters": "gmeta.models.zoo.cbml_model",
+    "gmeta.preprocess.history.spark_append": "gmeta.preprocess.history.cluster_append",
 }
-"""Name in saved models -> the present module."""
+"""Name in saved models and scripts -> the present module."""
 
 _FOLDERS = frozenset(
     ".".join(name.split(".")[:depth]) for name in OLD_MODULES for depth in range(3, name.count(".") + 1)

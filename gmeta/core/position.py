@@ -10,8 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
+from gmeta.core.step import StepCallback
 
-__all__ = ["Position", "int64_variable", "position_of", "uncounted"]
+__all__ = ["CountTrained", "Position", "int64_variable", "position_of", "positions_in", "uncounted"]
 
 
 class Position(tf.Module):
@@ -23,6 +25,8 @@ class Position(tf.Module):
 
     _in_state: ClassVar[tuple[str, ...]]
     """The names of the variables that `state` returns."""
+    counts_training: ClassVar[bool] = False
+    """Whether it counts the steps of training, by `trained`, instead of the elements that are consumed."""
     _least: ClassVar[int] = 0
     """The least number in those that are vectors."""
 
@@ -61,6 +65,9 @@ class Position(tf.Module):
     def _misfit(self, values: Mapping[str, np.ndarray[Any, Any]]) -> str:
         """Return how the values of `restore` differ from this position, and what to do."""
         return "and state() never returns that: pass what it returned"
+
+    def trained(self, steps: int = 1) -> None:
+        """Count steps of training, if the position counts them."""
 
     def gather_ranks(self) -> None:
         """Send the positions of all ranks to each rank, if they differ.
@@ -116,3 +123,25 @@ def uncounted(dataset: tf.data.Dataset) -> Iterator[None]:
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)
+
+
+def positions_in(model: tf.Module) -> list[Position]:
+    """Return the positions that a model holds."""
+    return [part for part in submodules(model) if isinstance(part, Position)]
+
+
+class CountTrained(StepCallback):
+    """A callback that counts steps of training in the model's position."""
+
+    def __init__(self, position: Position) -> None:
+        super().__init__()
+        self._position, self._last = position, -1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start counting batches."""
+        self._last = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batches; with ``steps_per_execution`` there may be several."""
+        self._position.trained(batch - self._last)
+        self._last = batch

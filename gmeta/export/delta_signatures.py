@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.merged_tables import NamedTable, tables_by_full_name
+from gmeta.core.position import positions_in
+from gmeta.core.row_formats import RowDtype
 from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, SIZE, VERSION, Layout
 from gmeta.export.signature import Signature
 from gmeta.ops import HashTable
@@ -37,6 +39,11 @@ class Updates:
         self._layout, self._version = layout, version
         self.resources: list[Any] = []  # the exported object must keep these
 
+    @property
+    def rows(self) -> RowDtype:
+        """The dtype of the rows in the deltas."""
+        return self._layout.rows
+
     def signatures(
         self, model: tf.keras.Model, copies: PortableTables, read: Sequence[tf.Variable]
     ) -> dict[str, Signature]:
@@ -52,7 +59,7 @@ class Updates:
             at export, such as a catalogue's vectors, a table of another model, or a weight that the layout
             lacks.
         """
-        if layout_of(model, self._layout.stream) != self._layout:
+        if layout_of(model, self._layout.stream, self._layout.rows) != self._layout:
             raise ConfigError(
                 f"{model.name} has other tables and weights than its stream of deltas: build it, by a call "
                 "on a batch, before it is published"
@@ -76,7 +83,7 @@ class Updates:
             {
                 variable.name
                 for variable in read
-                if variable.ref() not in {*known, *_of_metrics(model)} and _changes(variable)
+                if variable.ref() not in {*known, *_state(model)} and _changes(variable)
             }
         )
         if strange:
@@ -111,11 +118,11 @@ def named_tables(model: tf.keras.Model) -> dict[str, NamedTable]:
 
 
 def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
-    """Return a model's weights, without the state of metrics, by name; equal names are numbered in order."""
+    """Return a model's weights by name, without state that no answer needs; equal names are numbered."""
     found: dict[str, tf.Variable] = {}
-    metrics = _of_metrics(model)
+    state = _state(model)
     for variable in model.weights:
-        if variable.ref() in metrics:
+        if variable.ref() in state or not variable.shape.is_fully_defined():
             continue
         name, number = variable.name, 1
         while name in found:
@@ -124,13 +131,14 @@ def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
     return found
 
 
-def _of_metrics(model: tf.keras.Model) -> set[Any]:
-    """Return references to the variables of metrics, which Keras counts among weights and no answer needs."""
-    return {variable.ref() for metric in model.metrics for variable in metric.variables}
+def _state(model: tf.keras.Model) -> set[Any]:
+    """Return references to the variables of metrics and positions, which Keras counts among weights."""
+    parts = [*model.metrics, *positions_in(model)]
+    return {variable.ref() for part in parts for variable in part.variables}
 
 
-def layout_of(model: tf.keras.Model, stream: str) -> Layout:
-    """Describe a model for a stream of deltas.
+def layout_of(model: tf.keras.Model, stream: str, rows: RowDtype = "float32") -> Layout:
+    """Describe a model for a stream of deltas, which have rows of a dtype.
 
     Raises:
       ConfigError: Rows of a table cool down to float16 without being used, or a weight holds text.
@@ -152,6 +160,7 @@ def layout_of(model: tf.keras.Model, stream: str) -> Layout:
             name: (tuple(variable.shape.as_list()), variable.dtype.name)
             for name, variable in dense_weights(model).items()
         },
+        rows,
     )
 
 
@@ -245,16 +254,17 @@ class Apply:
         has = words[HEAD + 2 * tables : HEAD + 2 * tables + dense]
         place = tf.constant(HEAD + 2 * tables + dense, tf.int64)
         done: list[Any] = []
-        for number, (name, dim) in enumerate(layout.tables.items()):
+        for number, name in enumerate(layout.tables):
+            form = layout.format_of(name)
             rows, removed = counts[number, 0], counts[number, 1]
             middle = place + removed
-            end = middle + rows + (rows * dim + 1) // 2
+            end = middle + rows + (rows * form.width + 1) // 2
             if name in self._tables:
                 named, table = self._tables[name]
                 prefix = tf.constant(named.prefix, tf.int64)
                 with tf.control_dependencies([table.remove(words[place:middle] | prefix)]):
-                    values = tf.reshape(tf.bitcast(words[middle + rows : end], tf.float32), [-1])
-                    values = tf.reshape(values[: rows * dim], tf.stack([rows, dim]))
+                    values = tf.reshape(tf.bitcast(words[middle + rows : end], form.kind), [-1])
+                    values = tf.reshape(values[: rows * form.width], tf.stack([rows, form.width]))
                     done.append(_upsert(table, words[middle : middle + rows] | prefix, values))
             place = end
         for number, (name, (shape, dtype)) in enumerate(layout.dense.items()):

@@ -5,14 +5,15 @@ A delta is a vector of little-endian int64 words; every part begins at a word::
     magic  fingerprint  after  version  tables  dense  checksum  words
     for each table:  number of rows, number of removed ids
     for each dense weight:  1 if the delta has it, else 0
-    for each table:  removed ids, ids, rows (float32)
+    for each table:  removed ids, ids, rows
     for each dense weight that it has:  its values
 
-It updates a model from version ``after`` to ``version``. Ids are those of users' tables, without the bits
+Rows are in the stream's format (`gmeta.core.row_formats`), as the server's tables hold them. The delta
+updates a model from version ``after`` to ``version``. Ids are those of users' tables, without the bits
 that separate merged tables, so servers that merge tables differently can read them. The fingerprint is a
-hash of the stream's name and of the names and shapes of all tables and weights; it makes servers refuse the
-deltas of another training. The last word of the header is the number of all words, and the checksum is
-``sum_i (2 i + 1) w_i`` modulo 2^64 over all other words: any change of one word changes it.
+hash of the stream's name and format, and of the names and shapes of all tables and weights; it makes
+servers refuse the deltas of another training. The last word of the header is the number of all words, and
+the checksum is ``sum_i (2 i + 1) w_i`` modulo 2^64 over all other words: any change of one word changes it.
 
 `gmeta.export.delta_signatures` reads a delta in the graph of a server.
 """
@@ -29,12 +30,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.errors import DataError
+from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import mapping, parse_json, text, whole, wholes
+from gmeta.core.row_formats import RowDtype, RowFormat
 
 Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
+Rows = npt.NDArray[Any]
 
 STREAM, MODEL, DELTAS = "stream.json", "model", "deltas"
 """What is in the folder of a `gmeta.export.Publisher`: the layout, SavedModels and deltas."""
@@ -53,12 +55,12 @@ class TableChange:
 
     Attributes:
       ids: (n,) int64, distinct, without the bits of merged tables.
-      rows: (n, dim) float32, their present rows.
+      rows: (n, width) float32 or int32, their present rows in the stream's format.
       removed: (r,) int64, ids whose rows were deleted. They are removed before rows are set.
     """
 
     ids: Ints
-    rows: Floats
+    rows: Rows
     removed: Ints
 
 
@@ -70,16 +72,23 @@ class Layout:
       stream: The name of the stream; each training has a different one.
       tables: Name of a table -> the width of its rows.
       dense: Name of a dense weight -> its shape and dtype.
+      rows: The dtype of the tables' rows.
     """
 
     stream: str
     tables: Mapping[str, int]
     dense: Mapping[str, tuple[tuple[int, ...], str]]
+    rows: RowDtype = "float32"
+
+    def format_of(self, table: str) -> RowFormat:
+        """Return the format of a table's rows."""
+        return RowFormat(self.rows, self.tables[table])
 
     @property
     def fingerprint(self) -> int:
         """A hash of the layout, int64."""
         value = [self.stream, [*self.tables.items()], [[name, *each] for name, each in self.dense.items()]]
+        value += [] if self.rows == "float32" else [self.rows]
         digest = hashlib.sha256(json.dumps(value).encode()).digest()
         return int.from_bytes(digest[:8], "little", signed=True)
 
@@ -90,6 +99,8 @@ class Layout:
           GmetaError: The file can't be written.
         """
         value = {"format": FORMAT, "version": 1, **asdict(self), "fingerprint": self.fingerprint}
+        if self.rows == "float32":
+            del value["rows"]  # as earlier versions of gmeta write it
         with explain_write_errors(path):
             write_atomically(path, json.dumps(value, indent=1) + "\n")
 
@@ -113,14 +124,17 @@ class Layout:
                     name: (tuple(wholes(shape, name)), text(kind, name))
                     for name, (shape, kind) in dense.items()
                 },
+                value.get("rows", "float32"),
             )
+            for name in layout.tables:
+                layout.format_of(name)
             if layout.fingerprint != value["fingerprint"]:
                 raise ValueError("its fingerprint differs")
         except OSError as error:
             raise DataError(
                 f"can't be read: {error.strerror}", path=path, advice="name the folder of a Publisher"
             ) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise DataError(f"not what gmeta writes: {error}", path=path) from error
         return layout
 
@@ -192,9 +206,11 @@ class Delta:
             return words[place - number : place]
 
         tables = {}
-        for (name, dim), (rows, removed) in zip(layout.tables.items(), counts.tolist(), strict=True):
+        for name, (rows, removed) in zip(layout.tables, counts.tolist(), strict=True):
+            form = layout.format_of(name)
             gone, ids = take(removed), take(rows)
-            values = take(-(-rows * dim // 2)).view(np.float32)[: rows * dim].reshape(rows, dim)
+            size = rows * form.width
+            values = take(-(-size // 2)).view(form.kind)[:size].reshape(rows, form.width)
             tables[name] = TableChange(ids, values, gone)
         dense = {}
         for (name, (shape, dtype)), there in zip(layout.dense.items(), has.tolist(), strict=True):

@@ -29,7 +29,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import explain_write_errors, lock_file, write_atomically
+from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.core.step import StepCallback
@@ -100,11 +101,18 @@ class Publisher(StepCallback):
         only it needs.
       journal: About how many removed ids a table records between two deltas, 8 bytes each. If there are
         more, a SavedModel is published.
-      export: Arguments for `export_model`, such as ``label``.
+      dtype: How servers and deltas hold rows: ``"float32"``, ``"bfloat16"`` or ``"int8"``, as for
+        `export_model`. Deltas shrink as the tables do.
+      export: Other arguments for `export_model`, such as ``label``.
+
+    Attributes:
+      listeners: Functions that are called with what was published, or with None if nothing had changed.
+      covered: The time of the last publication, in seconds since 1970: all rows that were trained before it
+        are published. 0 before the first one.
 
     Raises:
-      ConfigError: A time is invalid; there are several ranks; the folder belongs to another model; or as
-        for `export_model`.
+      ConfigError: A time or ``dtype`` is invalid; there are several ranks; the folder belongs to another
+        model, or has rows of another dtype; or as for `export_model`.
       GmetaError: Another publisher uses the folder, or it can't be written.
 
     Example:
@@ -123,6 +131,7 @@ class Publisher(StepCallback):
         dense_every: str = "10m",
         base_every: str = "1d",
         journal: int = 1_000_000,
+        dtype: RowDtype = "float32",
         export: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -135,12 +144,17 @@ class Publisher(StepCallback):
         self._dense_every = parse_duration(dense_every, "dense_every")
         self._base_every = parse_duration(base_every, "base_every")
         self._export = dict(export or {})
+        if "dtype" in self._export:
+            raise ConfigError("export has 'dtype', which deltas need too: give Publisher(..., dtype=...)")
+        self._dtype: RowDtype = RowFormat(dtype, 1).dtype
         self._has_base = False  # made in this process, and no removal was missed since
         self._since: dict[str, int] = {}  # table -> its step at the last publication
         self._removed: dict[str, list[Ints]] = {}  # keys that its journal has returned since then
         self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers already have
         self._own_journals: set[str] = set()  # tables whose journal this publisher started, not a checkpoint
         self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
+        self.listeners: list[Callable[[Published | None], Any]] = []
+        self.covered = 0.0
         with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         lock = ExitStack()
@@ -158,11 +172,16 @@ class Publisher(StepCallback):
         """The stream's layout; the model is built before the first publication."""
         file = self.folder / STREAM
         if not file.exists():
-            layout = layout_of(self._published, uuid.uuid4().hex)
+            layout = layout_of(self._published, uuid.uuid4().hex, self._dtype)
             layout.save(file)
             return layout
         held = Layout.load(file)
-        if held != layout_of(self._published, held.stream):
+        if held.rows != self._dtype:
+            raise ConfigError(
+                f"{self.folder} has rows of {held.rows}: continue it with dtype={held.rows!r}, "
+                "or name another folder"
+            )
+        if held != layout_of(self._published, held.stream, self._dtype):
             raise ConfigError(f"{self.folder} has the deltas of another model: name another folder")
         return held
 
@@ -186,7 +205,7 @@ class Publisher(StepCallback):
         """
         if not self._has_base or not all(bool(table.journal_whole()) for table in self._tables):
             return self.publish_base()
-        start = time.perf_counter()
+        start, now = time.perf_counter(), time.time()
         steps = {table.name: int(table.step()) for table in self._tables}
         found = {table.name: self._changes(table) for table in self._tables}
         tables = {
@@ -195,13 +214,17 @@ class Publisher(StepCallback):
         weights = {
             name: variable.numpy() for name, variable in dense_weights(self._published).items() if dense
         }
-        delta = Delta(self._version, self._version + 1, tables, weights)
+        _check_finite(tables)
+        packed = {
+            name: replace(change, rows=self._layout.format_of(name).encode(change.rows))
+            for name, change in tables.items()
+        }
+        delta = Delta(self._version, self._version + 1, packed, weights)
         rows, removed = (
             sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
         )
         if not rows + removed + len(weights):
-            return None
-        _check_finite(delta)
+            return self._done(now, None)
         _check_weights(self._published if dense else None)
         path = self.folder / DELTAS / f"{delta.version:012d}.delta"
         data = delta.encode(self._layout)
@@ -216,7 +239,8 @@ class Publisher(StepCallback):
                 self._version, self._has_base = delta.version, False
             raise
         self._note("delta", *(["dense"] if dense else []))
-        return Published(delta.version, path, rows, removed, len(data), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        return self._done(now, Published(delta.version, path, rows, removed, len(data), seconds))
 
     def publish_base(self) -> Published:
         """Publish a SavedModel, which servers load as a new version.
@@ -225,7 +249,7 @@ class Publisher(StepCallback):
           NotFiniteError: As for `publish`.
           GmetaError: The SavedModel can't be written.
         """
-        start = time.perf_counter()
+        start, now = time.perf_counter(), time.time()
         version = self._version + 1
         for table in self._tables:  # before rows are read, so that no later removal is missed
             self._start(table)
@@ -234,6 +258,7 @@ class Publisher(StepCallback):
             self._published,
             self.folder / MODEL / str(version),
             updates=Updates(self._layout, version),
+            dtype=self._dtype,
             **self._export,
         )
         for table in self._tables:
@@ -242,7 +267,16 @@ class Publisher(StepCallback):
         self._version, self._has_base = version, True
         self._note("delta", "dense", "base")
         self._clean()
-        return Published(version, exported.folder, exported.rows, 0, 0, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        done = Published(version, exported.folder, exported.rows, 0, 0, seconds)
+        self._done(now, done)
+        return done
+
+    def _done(self, covered: float, published: Published | None) -> Published | None:
+        self.covered = covered
+        for listener in self.listeners:
+            listener(published)
+        return published
 
     def _note(self, *kinds: str) -> None:
         self._times |= dict.fromkeys(kinds, time.monotonic())
@@ -333,8 +367,8 @@ def _own(named: Any, change: TableChange) -> TableChange:
     return TableChange(rows["keys"], rows["rows"], removed["keys"])
 
 
-def _check_finite(delta: Delta) -> None:
-    for name, change in delta.tables.items():
+def _check_finite(tables: Mapping[str, TableChange]) -> None:
+    for name, change in tables.items():
         bad = ~np.isfinite(change.rows).all(axis=1)
         if bad.any():
             raise NotFiniteError(

@@ -4,15 +4,17 @@
 - `tasks` returns task batches for meta-learning. `After` and `Flag` choose the query rows.
 - `sequences` returns users' histories and exposures.
 - `groups` returns the groups from which all of these are made.
-- `ReadOptions` configures them. `AfterSteps`, `ReadingPosition` and `ServedPosition` set where reading
-  begins, and `Balance` and `SequenceCost` distribute equal work to all ranks.
+- `ReadOptions` configures them. `AfterSteps` and `ReadingPosition` set where reading begins, and `Balance`
+  and `SequenceCost` distribute equal work to all ranks.
 - `HistoryStore` rebuilds users' histories as of a given time, and `late` returns the batches of `sequences`
   with histories from such a store. `RecentHistories` adds the events that a store doesn't have yet, for a
   ranker; it loads no TensorFlow.
 - `write_predictions` writes predictions for all rows of a split to Arrow files; any number of ranks can
   resume it.
+- `stream` reads a log that grows, such as a topic of Kafka, and `join` labels exposures by their later
+  outcomes; `StreamPosition` is the position in both.
 - `distribute` makes workers read (`gmeta workers`), and `ScaledPool` starts as many as training needs.
-- `join_features` adds features from a `FeatureSource`: in memory, in RocksDB or in HBase.
+- `join_features` adds features from a source (`gmeta.io.features`): in memory, in RocksDB or in HBase.
 
 `reader_stats` counts data that was read, skipped or bad, and reduces TensorFlow's errors to one line.
 
@@ -27,14 +29,7 @@ from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.io.cuts.task_split import After, Flag
-    from gmeta.io.features import (
-        ArrowSource,
-        FeatureSource,
-        FetchPolicy,
-        HBaseSource,
-        RocksDBSource,
-        join_features,
-    )
+    from gmeta.io.features import ArrowSource, HBaseSource, RocksDBSource, join_features
     from gmeta.io.histories.late_reader import late
     from gmeta.io.histories.recent import RecentHistories
     from gmeta.io.histories.store import HistoryStore
@@ -45,17 +40,16 @@ if TYPE_CHECKING:
     from gmeta.io.readers.position import ReadingPosition
     from gmeta.io.readers.read_options import AfterSteps, ReadOptions
     from gmeta.io.readers.row_reader import rows
-    from gmeta.io.service.pieces import ServedPosition
     from gmeta.io.service.served_epochs import distribute
     from gmeta.io.service.worker_pool import ScaledPool
+    from gmeta.io.streams.position import StreamPosition
+    from gmeta.io.streams.stream import join, stream
 
 _WHERE = {
     "After": "gmeta.io.cuts.task_split",
     "AfterSteps": "gmeta.io.readers.read_options",
     "ArrowSource": "gmeta.io.features",
     "Balance": "gmeta.io.readers.balance",
-    "FeatureSource": "gmeta.io.features",
-    "FetchPolicy": "gmeta.io.features",
     "Flag": "gmeta.io.cuts.task_split",
     "HBaseSource": "gmeta.io.features",
     "HistoryStore": "gmeta.io.histories.store",
@@ -65,13 +59,15 @@ _WHERE = {
     "RocksDBSource": "gmeta.io.features",
     "ScaledPool": "gmeta.io.service.worker_pool",
     "SequenceCost": "gmeta.io.readers.balance",
-    "ServedPosition": "gmeta.io.service.pieces",
+    "StreamPosition": "gmeta.io.streams.position",
     "distribute": "gmeta.io.service.served_epochs",
     "groups": "gmeta.io.readers.group_reader",
+    "join": "gmeta.io.streams.stream",
     "join_features": "gmeta.io.features",
     "late": "gmeta.io.histories.late_reader",
     "rows": "gmeta.io.readers.row_reader",
     "sequences": "gmeta.io.readers.cut_reader",
+    "stream": "gmeta.io.streams.stream",
     "tasks": "gmeta.io.readers.cut_reader",
     "write_predictions": "gmeta.io.predictions.write",
 }
@@ -80,13 +76,16 @@ _WHERE = {
 _MOVED = {
     "EpochPiece": "gmeta.io.readers.read_options:OneEpoch",
     "EpochPlan": "gmeta.io.readers.epoch",
+    "FeatureSource": "gmeta.io.features",
     "FetchCounts": "gmeta.io.features.cells",
+    "FetchPolicy": "gmeta.io.features",
     "OneEpoch": "gmeta.io.readers.read_options",
     "Predictions": "gmeta.io.predictions.plan",
     "ReaderCounts": "gmeta.io.reader_stats",
     "ReaderStats": "gmeta.io.reader_stats",
     "ReadingTime": "gmeta.io.readers.read_options",
     "SequenceSplit": "gmeta.io.cuts.sequence_split",
+    "ServedPosition": "gmeta.io.service.pieces",
     "Start": "gmeta.io.readers.read_options",
     "TaskChoice": "gmeta.io.cuts.task_choice",
     "Waiting": "gmeta.io.readers.read_options",
@@ -105,8 +104,6 @@ __all__ = [
     "AfterSteps",
     "ArrowSource",
     "Balance",
-    "FeatureSource",
-    "FetchPolicy",
     "Flag",
     "HBaseSource",
     "HistoryStore",
@@ -116,13 +113,15 @@ __all__ = [
     "RocksDBSource",
     "ScaledPool",
     "SequenceCost",
-    "ServedPosition",
+    "StreamPosition",
     "distribute",
     "groups",
+    "join",
     "join_features",
     "late",
     "rows",
     "sequences",
+    "stream",
     "tasks",
     "write_predictions",
 ]

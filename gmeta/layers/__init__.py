@@ -12,10 +12,8 @@ from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.layers.exchange.recorded_lookups import record_lookups
 from gmeta.layers.mmoe import MMoE
 from gmeta.layers.networks import MLP
-from gmeta.layers.sequence.block import SequenceBlock
 from gmeta.layers.sequence.fuxi import FuXi
 from gmeta.layers.sequence.hstu import HSTU
-from gmeta.layers.sequence.stack import SequenceStack
 
 _MOVED = {
     "CollectionLookup": "gmeta.layers.embedding.collection",
@@ -29,7 +27,9 @@ _MOVED = {
     "Reading": "gmeta.layers.sequence.reading",
     "RecordedLookups": "gmeta.layers.exchange.recorded_lookups",
     "RelativeBiasTables": "gmeta.layers.sequence.block",
+    "SequenceBlock": "gmeta.layers.sequence.block",
     "SequenceLayer": "gmeta.layers.sequence.block",
+    "SequenceStack": "gmeta.layers.sequence.stack",
     "SequenceView": "gmeta.layers.sequence.reading",
     "TableGradient": "gmeta.layers.exchange.recorded_lookups",
     "TaskHeads": "gmeta.layers.task_heads",
@@ -49,8 +49,6 @@ __all__ = [
     "FeatureConfig",
     "FuXi",
     "MMoE",
-    "SequenceBlock",
-    "SequenceStack",
     "TableConfig",
     "record_lookups",
 ]

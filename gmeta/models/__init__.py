@@ -10,7 +10,7 @@
 from gmeta.core.imports import load_lazily
 from gmeta.models.generative.flat_retriever import FlatRetriever
 from gmeta.models.generative.generative_retriever import GenerativeRetriever
-from gmeta.models.meta.meta_model import MetaModel
+from gmeta.models.meta.meta_model import MetaModel, melu
 from gmeta.models.meta.task_learner import TaskLearner
 from gmeta.models.sequence.grm_model import GRM
 from gmeta.models.sequence.meta_grm import MetaGRM
@@ -20,7 +20,6 @@ from gmeta.models.zoo.cbml_model import CBML
 from gmeta.models.zoo.dcn_model import DCN
 from gmeta.models.zoo.dlrm_model import dlrm
 from gmeta.models.zoo.factor_model import factor_ridge
-from gmeta.models.zoo.melu_model import melu
 from gmeta.training.joint_optimizer import JointOptimizer
 from gmeta.training.model import Model
 from gmeta.training.token_limit import max_tokens
@@ -33,7 +32,7 @@ _MOVED = {
     "OuterLoss": "gmeta.models.meta.task_learner",
     "cbml": "gmeta.models:CBML.of",
     "grm": "gmeta.models:GRM.of",
-    "melu_features": "gmeta.models.zoo.melu_model",
+    "melu_features": "gmeta.models.meta.meta_model",
 }
 """Old name -> the module that has it now, for one release."""
 

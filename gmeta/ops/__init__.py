@@ -13,10 +13,9 @@
 from gmeta.core.imports import load_lazily
 from gmeta.ops import jagged
 from gmeta.ops.attention_inputs import AttentionMask, RelativeBias
-from gmeta.ops.distinct import unique
 from gmeta.ops.id_hash import hash_ids, hash_text
 from gmeta.ops.jagged import Jagged
-from gmeta.ops.jagged_attention import bias_attention, hstu_attention
+from gmeta.ops.jagged_attention import hstu_attention
 from gmeta.ops.table.hash_table import HashTable
 
 _MOVED = {
@@ -39,6 +38,7 @@ _MOVED = {
     "Unique": "gmeta.ops.distinct",
     "UniqueByOwner": "gmeta.ops.distinct",
     "UnknownRows": "gmeta.ops.table.portable_tables",
+    "bias_attention": "gmeta.ops.jagged_attention",
     "count_collisions": "gmeta.ops.id_hash",
     "dense_mask": "gmeta.ops.jagged_attention",
     "fold_ids": "gmeta.ops.id_hash",
@@ -58,6 +58,7 @@ _MOVED = {
     "trie_log_probs": "gmeta.ops.trie",
     "trie_sample": "gmeta.ops.trie_draws",
     "trie_step": "gmeta.ops.trie",
+    "unique": "gmeta.ops.distinct",
     "unique_by_owner": "gmeta.ops.distinct",
     "unpack_rows": "gmeta.ops.row_buffers",
 }
@@ -68,12 +69,10 @@ __all__ = [
     "HashTable",
     "Jagged",
     "RelativeBias",
-    "bias_attention",
     "hash_ids",
     "hash_text",
     "hstu_attention",
     "jagged",
-    "unique",
 ]
 
 __getattr__, __dir__ = load_lazily(__name__, {}, _MOVED)

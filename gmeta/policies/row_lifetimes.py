@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.settings import parse_duration
 from gmeta.policies.storage import check_whole
 
 
@@ -246,39 +247,93 @@ class LFU(Eviction):
 
 @dataclass(frozen=True, kw_only=True)
 class TTL(Eviction):
-    """Time to live: evicts rows that were last used more than ``steps`` steps ago.
+    """Time to live: evicts rows that were last used more than ``steps`` steps, or ``seconds``, ago.
 
-    A row with ``last_step < step - steps`` is removed at the next sweep of its shard, and can be read until
-    then. Shard i of S is swept at the end of the ``apply_gradients`` that brings the step to
+    By steps, a row with ``last_step < step - steps`` is removed at the next sweep of its shard, and can be
+    read until then. Shard i of S is swept at the end of the ``apply_gradients`` that brings the step to
     ``(step + every * i // S) % every == 0``, so an update makes few sweeps; `HashTable.evict` sweeps all.
     Under a bound, rows are evicted as in `LRU`.
 
+    By seconds, the age of a row is measured by the table's clock (`HashTable.clock`), which is read at each
+    update: the machine's time, unless you set another, such as the time of the events that are read. A row
+    is never removed before it has been unused for ``seconds``. An update removes it at most
+    ``seconds / 64 + every`` later, plus the time between two updates. Shards are swept one after another,
+    each once in ``every``. While training is stopped, time goes on: the first update after a pause sweeps
+    all shards if the pause was longer than ``every``. A clock that goes back counts as one that stood still.
+    Each rank reads its own clock and sweeps the rows that it owns, so the rows of N ranks are those of one
+    rank if the clocks agree; otherwise, a row is swept earlier or later by the difference of the clocks.
+    Checkpoints hold the times; rows of a checkpoint without them (of a table with another eviction, or whose
+    features were merged differently) count as used at the first update.
+
     Args:
-      steps: The number of steps without use that a row survives, >= 1.
-      every: Steps between sweeps of a shard, >= 1. None: an eighth of ``steps``, at least 1.
+      steps: The number of steps without use that a row survives, >= 1. Give either this or ``seconds``.
+      seconds: The time without use that a row survives, such as ``"7d"`` or ``3600``.
+      every: The time between sweeps of a shard, in the unit of the lifetime: steps, >= 1, or a time such as
+        ``"1h"``. None: an eighth of the lifetime; at least 1 step.
       max_rows: Bound on the rows; see `Eviction`.
       max_bytes: Bound on the memory; see `Eviction`.
+
+    Raises:
+      ConfigError: Neither or both of ``steps`` and ``seconds`` are given, or a value is out of range.
 
     Example:
       >>> TTL(steps=1000).settings
       (0, 0, 125, 1000)
+      >>> TTL(seconds="7d").interval
+      75600.0
     """
 
-    steps: int
-    every: int | None = None
+    steps: int | None = None
+    seconds: str | float | None = None
+    every: int | str | float | None = None
     kind: ClassVar[str] = "expired"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole(self, "steps", self.steps, 1, 2**32 - 1)
-        if self.every is not None:
-            check_whole(self, "every", self.every, 1, 2**32 - 1)
+        if (self.steps is None) == (self.seconds is None):
+            raise ConfigError(
+                f"TTL: give either steps or seconds, got steps={self.steps}, seconds={self.seconds!r}"
+            )
+        if self.steps is not None:
+            check_whole(self, "steps", self.steps, 1, 2**32 - 1)
+            if self.every is not None:
+                check_whole(self, "every", self.every, 1, 2**32 - 1)
+            return
+        for name, value in (("seconds", self.lifetime), ("every", self.interval)):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, value)  # so that "1d" equals "24h"
+            if not 1e-6 <= value <= _MOST_SECONDS:
+                raise ConfigError(
+                    f"TTL: {name} must be a time from 1e-6 to {_MOST_SECONDS:.0e} seconds, got "
+                    f"{getattr(self, name)!r}"
+                )
+
+    @property
+    def lifetime(self) -> float:
+        """The time without use that a row survives, in seconds, if it is given in seconds."""
+        return _to_seconds(self.seconds, "TTL: seconds")
+
+    @property
+    def interval(self) -> float:
+        """The time between sweeps of a shard in seconds, if the lifetime is in seconds."""
+        return self.lifetime / 8 if self.every is None else _to_seconds(self.every, "TTL: every")
 
     @property
     def settings(self) -> tuple[float, ...]:
-        """The parameters of the native op."""
-        every = self.every if self.every is not None else max(1, self.steps // 8)
+        """The parameters of the native op; a table with a clock itself decides when to sweep."""
+        if self.steps is None:
+            return (*super().settings[:2], 0, 0)
+        every = self.every if isinstance(self.every, int) else max(1, self.steps // 8)
         return (*super().settings[:2], every, self.steps)
+
+
+_MOST_SECONDS = 1e10
+
+
+def _to_seconds(value: Any, what: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return parse_duration(value, what)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ Nothing here imports TensorFlow: a separate native library encodes the records.
 """
 
 from gmeta.core.imports import load_lazily
-from gmeta.core.semantic_ids import SemanticIds
 from gmeta.preprocess.cluster.spark_engine import prepare_on_spark
 from gmeta.preprocess.config import PrepareConfig
 from gmeta.preprocess.history.spec import HistorySpec
@@ -28,12 +27,13 @@ _MOVED = {
     "PrepareSummary": "gmeta.preprocess.summary",
     "RebuildSummary": "gmeta.preprocess.history.rebuild",
     "RqVae": "gmeta.preprocess.item_codes",
+    "SemanticIds": "gmeta.core.semantic_ids",
     "SimulatorConfig": "gmeta.preprocess.synthetic.user_law",
     "UserHistories": "gmeta.preprocess.synthetic.user_simulator",
     "UserSimulator": "gmeta.preprocess.synthetic.user_simulator",
     "UserStates": "gmeta.preprocess.synthetic.user_law",
     "append_history": "gmeta.preprocess.history.append",
-    "append_history_on_spark": "gmeta.preprocess.history.spark_append",
+    "append_history_on_spark": "gmeta.preprocess.history.cluster_append",
     "compact_history": "gmeta.preprocess.history.rebuild",
     "drop_generations": "gmeta.preprocess.history.example_sets",
     "export_history": "gmeta.preprocess.history.reading",
@@ -50,7 +50,6 @@ __all__ = [
     "ColumnSpec",
     "HistorySpec",
     "PrepareConfig",
-    "SemanticIds",
     "SyntheticConfig",
     "TableSpec",
     "cooccurrence_vectors",

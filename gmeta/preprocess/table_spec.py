@@ -216,8 +216,8 @@ class TableSpec:
       blocks: The number of blocks that stand for tasks; 0: the rows have tasks.
       titles: Column of ids -> the table's column that names them, such as ``{"movieId": "title"}``. None:
         names of columns decide (`gmeta.preprocess.plan.texts.find_titles`).
-      texts_limit: The most texts that are kept of a column (`gmeta.core.texts.Texts`), such as ``"64MB"``:
-        the bytes of all, and 8 for each. A column with more keeps none; 0: no column keeps any.
+      texts_limit: The most texts that are kept of a column (`gmeta.core.data_manifest.Texts`), such as
+        ``"64MB"``: the bytes of all, and 8 for each. A column with more keeps none; 0: no column keeps any.
       unused: The table's columns that aren't stored; `resolve` finds them.
       notes: Decisions made from the values that may surprise the user, one sentence each.
 

@@ -14,7 +14,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import collect_ops
 from gmeta.core.keras import refuse_keras_3
-from gmeta.core.step import mark_end, upstream_of
+from gmeta.core.step import mark_end, step_context, upstream_of, within_step
 from gmeta.layers import EmbeddingCollection, record_lookups
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.ops.table.finite import NamedGradient
@@ -29,6 +29,8 @@ from gmeta.training.saves_tables import SavesTables
 from gmeta.training.steps_ahead import Queue, StepsAhead
 from gmeta.training.table_rule import check_rule, follow
 from gmeta.training.windows import Windows, column_keys, count_units, take_units
+
+Observer = Callable[[Any, Any, Any, Any, Any], None]
 
 _ACCUMULATE = "accumulate_steps"
 _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models
@@ -115,6 +117,10 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     }
     """Arguments of `compile`, of Keras' and of gmeta's, that the model can't use -> what to use in their
     place, or why. A model with its own loss adds ``"loss"``."""
+
+    observer: Observer | None = None
+    """The function that `observe` has set."""
+    _extra_pass = False
 
     train_function: Any
     gradients_part = "backward"
@@ -237,6 +243,34 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
         return StepGradients(loss, samples, dense, rows, lookups, measure())
 
+    def observe(self, observer: Observer | None, *, extra_pass: bool = False) -> None:
+        """Call a function in each train step, with what the weights before the step predict.
+
+        It is called where the step is traced, after the forward pass. Models with their own `learn` call it
+        there, if they predict labels.
+
+        Args:
+          observer: A function of the inputs, the labels, the outputs, sample weights or None, and users or
+            None. None: no function.
+          extra_pass: Whether the outputs are those of a forward pass with ``training=False``, made before the
+            one in training, which may change moving averages. False: those of the pass in training.
+        """
+        self.observer, self._extra_pass = observer, extra_pass and observer is not None
+        if self.train_function is not None:  # it was traced with another observer
+            self.make_train_function(force=True)
+
+    def predict_before(self, predict: Callable[[], Any]) -> Any:
+        """Return the outputs of the extra pass for the observer; None if it doesn't need one.
+
+        Args:
+          predict: A function that computes the outputs with ``training=False``. Its lookups don't belong to
+            the step.
+        """
+        if not self._extra_pass or step_context().wanted is not None:
+            return None
+        with within_step(recording=None, samples=None, fetched=None):
+            return predict()
+
     def count_units(self, data: Any) -> tf.Tensor:
         """Count the units of a batch that `split_batch` doesn't divide, () int64: samples.
 
@@ -307,10 +341,17 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
           function that updates metrics and returns their results. It is called outside of the tape.
         """
         x, y, sample_weight = tf.keras.utils.unpack_x_y_sample_weight(data)
+        before = self.predict_before(lambda: self(x, training=False))
         y_pred = self(x, training=True)
         loss = self.compute_loss(x, y, y_pred, sample_weight)
         self._validate_target_and_loss(y, loss)
-        return loss, _samples(y_pred), lambda: self.compute_metrics(x, y, y_pred, sample_weight)
+
+        def measure() -> dict[str, tf.Tensor]:
+            if self.observer is not None:
+                self.observer(x, y, y_pred if before is None else before, sample_weight, None)
+            return self.compute_metrics(x, y, y_pred, sample_weight)
+
+        return loss, _samples(y_pred), measure
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, tf.Tensor]:
         """Compute metrics as `tf.keras.Model.compute_metrics` does."""

@@ -16,8 +16,8 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import empty_batch
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import name_refusals
-from gmeta.core.keras import refuse_keras_3, submodules
-from gmeta.core.position import Position
+from gmeta.core.keras import refuse_keras_3
+from gmeta.core.position import CountTrained, positions_in
 from gmeta.core.step import StepCallback
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.training.faults import NanGuard, name_bad_ids
@@ -178,6 +178,7 @@ class RunsOnRanks:
                 return super().fit(**own)  # type: ignore[misc]
             except BaseException:  # of Ctrl-C too
                 self._drop_accumulated()
+                self.observe(None)  # type: ignore[attr-defined]
                 raise
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -385,7 +386,7 @@ class RunsOnRanks:
     def _check_position(self) -> None:
         """Refuse a position that would count what the pipeline reads ahead of its training."""
         ahead = getattr(self, "batches_ahead", 0)
-        counting = [part for part in submodules(self) if isinstance(part, Position)]
+        counting = [part for part in positions_in(self) if not part.counts_training]
         if ahead and counting:
             raise ConfigError(
                 f"the model's {type(counting[0]).__name__} would count {ahead} batches that are read and not "
@@ -398,7 +399,8 @@ class RunsOnRanks:
         if joint is None:
             return given
         several = collectives.world().size > 1
-        first = [_Complete(self)] if several or joint.accumulates else []
+        first: list[tf.keras.callbacks.Callback] = [_Complete(self)] if several or joint.accumulates else []
+        first += [CountTrained(part) for part in positions_in(self) if part.counts_training]
         last = [StopTogether(self._notes)] if several else []
         return _add(given, first, last)
 
@@ -453,8 +455,10 @@ def _add(
 ) -> Any:
     """Add callbacks before and after the user's callbacks, whatever form these have."""
     if isinstance(given, tf.keras.callbacks.CallbackList):
-        for callback in (*first, *last):
+        for callback in (*last, *reversed(first)):
             given.append(callback)
+        for _ in first:
+            given.callbacks.insert(0, given.callbacks.pop())
         return given
     return [*first, *tf.nest.flatten(given or []), *last] if first or last else given
 

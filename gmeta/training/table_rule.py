@@ -16,7 +16,8 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.layers.exchange.recorded_lookups import TableGradient
-from gmeta.ops import HashTable, unique
+from gmeta.ops import HashTable
+from gmeta.ops.distinct import unique
 from gmeta.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, SparseOptimizer
 from gmeta.training.mean_gradients import Gradient, with_number
 

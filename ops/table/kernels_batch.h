@@ -199,6 +199,25 @@ class ContainsOp : public TableOp<Engine> {
 };
 
 template <class Engine>
+class EvictOp : public TableOp<Engine> {
+ public:
+  using TableOp<Engine>::TableOp;
+
+ protected:
+  bool takes_keys() const override { return false; }
+  void Run(OpKernelContext* context, const std::string& name, Engine& table) override {
+    for (const int i : {1, 2}) {
+      OP_REQUIRES_OK(context, this->CheckShape(context, name, "at and turns", i, TensorShape({})));
+    }
+    const int64_t at = context->input(1).scalar<int64_t>()();
+    const uint64_t turns = static_cast<uint64_t>(context->input(2).scalar<int64_t>()());
+    int64_t evicted = 0;
+    if (turns != 0) OP_REQUIRES_OK(context, table.Evict(context, at, turns, &evicted));
+    this->SetScalar(context, 0, evicted);
+  }
+};
+
+template <class Engine>
 class PrefetchOp : public TableOp<Engine> {
  public:
   using TableOp<Engine>::TableOp;
@@ -283,9 +302,13 @@ class StatisticsOp : public TableOp<Engine> {
   REGISTER_KERNEL_BUILDER(                                                                         \
       Name("GmetaHashTableStep").Device(DEVICE).HostMemory("table").HostMemory("step"),            \
       ScalarOp<ENGINE, &ENGINE::Step>);                                                            \
-  REGISTER_KERNEL_BUILDER(                                                                         \
-      Name("GmetaHashTableEvict").Device(DEVICE).HostMemory("table").HostMemory("evicted"),        \
-      ScalarOp<ENGINE, &ENGINE::Evict>)
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTableEvict")                                              \
+                              .Device(DEVICE)                                                      \
+                              .HostMemory("table")                                                 \
+                              .HostMemory("at")                                                    \
+                              .HostMemory("turns")                                                 \
+                              .HostMemory("evicted"),                                              \
+                          EvictOp<ENGINE>)
 
 }  // namespace gmeta
 

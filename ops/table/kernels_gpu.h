@@ -109,8 +109,8 @@ class GpuEngine {
 
   absl::Status Reserve(int64_t rows) { return CudaStatus(gmeta_gpu_table_reserve(table_, rows)); }
 
-  absl::Status Evict(OpKernelContext* context, int64_t* evicted) {
-    return CudaStatus(gmeta_gpu_table_evict(table_, evicted, CudaStream(context)));
+  absl::Status Evict(OpKernelContext* context, int64_t at, uint64_t turns, int64_t* evicted) {
+    return CudaStatus(gmeta_gpu_table_evict(table_, at, turns, evicted, CudaStream(context)));
   }
 
   absl::Status Size(OpKernelContext*, int64_t* size) {

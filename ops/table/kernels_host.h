@@ -108,8 +108,8 @@ class HostEngine {
     return absl::OkStatus();
   }
 
-  absl::Status Evict(OpKernelContext* context, int64_t* evicted) {
-    *evicted = static_cast<int64_t>(table_.Evict(PoolParallelFor(context)));
+  absl::Status Evict(OpKernelContext* context, int64_t at, uint64_t turns, int64_t* evicted) {
+    *evicted = static_cast<int64_t>(table_.Evict(PoolParallelFor(context), at, turns));
     return absl::OkStatus();
   }
 

@@ -312,11 +312,42 @@ REGISTER_OP("GmetaHashTableImport")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
+// Evicts as of step `at` (-1: the table's own) in the shards whose turn `turns` has, a bit for each
+// of 64 turns (core/step_times.h).
 REGISTER_OP("GmetaHashTableEvict")
     .Input("table: resource")
+    .Input("at: int64")
+    .Input("turns: int64")
     .Output("evicted: int64")
     .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(ScalarInput(c, 1));
+      TF_RETURN_IF_ERROR(ScalarInput(c, 2));
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+// Notes a step in a record of steps and their times, both (n, 2), by a clock's seconds. `lifetime` and
+// `every` are microseconds. `before` is
+// the step below which rows have expired, and `turns` the turns that have come (core/step_times.h).
+REGISTER_OP("GmetaNoteStepTime")
+    .Input("pairs: int64")
+    .Input("step: int64")
+    .Input("seconds: float64")
+    .Output("noted: int64")
+    .Output("before: int64")
+    .Output("turns: int64")
+    .Attr("lifetime: int >= 1")
+    .Attr("every: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &unused));
+      TF_RETURN_IF_ERROR(ScalarInput(c, 1));
+      TF_RETURN_IF_ERROR(ScalarInput(c, 2));
+      c->set_output(0, c->Matrix(InferenceContext::kUnknownDim, 2));
+      for (const int i : {1, 2}) c->set_output(i, c->Scalar());
+      return absl::OkStatus();
+    });
 
 // The state of admission: exact counters, or the bytes of a filter.
 REGISTER_OP("GmetaHashTableExportAdmission")

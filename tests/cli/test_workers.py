@@ -40,7 +40,8 @@ def kill_one(folder):
     """In a warm process: two workers read, and one is killed in the middle of its pieces."""
     workers = [WorkerProcess(folder) for _ in range(2)]
     addresses = [worker.address() for worker in workers]
-    from gmeta.io import ServedPosition, distribute
+    from gmeta.io import distribute
+    from gmeta.io.service.pieces import ServedPosition
 
     served = iter(distribute(numbers, folder, position=ServedPosition(4), ahead=1))
     found = [int(next(served)) for _ in range(9)]
@@ -53,7 +54,8 @@ def scale(folder):
     """In a warm process: a pool adds a worker while training waits, and replaces one that was killed."""
     import os
 
-    from gmeta.io import ScaledPool, ServedPosition, distribute
+    from gmeta.io import ScaledPool, distribute
+    from gmeta.io.service.pieces import ServedPosition
 
     pool = ScaledPool(1, 2, folder=folder, interval=0.5)
     first = pool._started[0].process
@@ -92,8 +94,9 @@ def submit(folder):
     """In a warm process: a pool starts by a command that ends at once, sends away, replaces and closes."""
     import os
 
-    from gmeta.io import ScaledPool, ServedPosition, distribute
+    from gmeta.io import ScaledPool, distribute
     from gmeta.io.readers.read_options import Waiting
+    from gmeta.io.service.pieces import ServedPosition
 
     script, until = Path(folder, "submit.py"), time.monotonic() + 100
     script.write_text(SUBMIT)
@@ -203,7 +206,8 @@ def test_a_worker_ends_when_nobody_reads(tmp_path):
 
 def read_by_name(folder):
     """In a warm process: the function is of a module that only a folder of the user's has."""
-    from gmeta.io import ServedPosition, distribute
+    from gmeta.io import distribute
+    from gmeta.io.service.pieces import ServedPosition
 
     modules = Path(folder, "modules")
     modules.mkdir()

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gmeta.experiment.results.bootstrap import compare
 from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, SplitResult
 from gmeta.experiment.results.evaluation_json import save
+from gmeta.experiment.results.metrics import compare
 from support import warm
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "dev" / "cold_results.py"

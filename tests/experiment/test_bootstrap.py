@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.experiment.results.bootstrap import compare
 from gmeta.experiment.results.evaluation import Calibration
+from gmeta.experiment.results.metrics import compare
 
 
 def drawn(seed, seeds, tasks):
@@ -41,7 +41,7 @@ def test_the_interval_is_that_of_a_plain_loop_over_draws(seed, seeds, tasks):
 def test_draws_are_the_same_for_all_and_in_any_number_at_once(monkeypatch):
     rows, ours, theirs = drawn(0, 2, 30)
     alone = compare({("a", 1): ours}, {"mean": theirs}, rows).find("a", 1, "mean", "rmse")
-    monkeypatch.setattr("gmeta.experiment.results.bootstrap.AT_ONCE", 300)
+    monkeypatch.setattr("gmeta.experiment.results.metrics.AT_ONCE", 300)
     beside = compare({("b", 0): theirs, ("a", 1): ours}, {"x": ours, "mean": theirs}, rows)
     assert beside.find("a", 1, "mean", "rmse") == alone
     assert beside.find("a", 2, "mean", "rmse") is None

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from gmeta.cli import main
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.experiment.plan.drawn_negatives import ADVICE, DrawnNegatives
+from gmeta.experiment.plan.experiment_config import NEGATIVES_ADVICE, DrawnNegatives
 from gmeta.experiment.plan.ranking_config import RankingConfig
-from gmeta.experiment.ranking.drawn_data import with_negatives
-from gmeta.experiment.ranking.examples import read_rows
-from gmeta.experiment.ranking.negatives import add_negatives
+from gmeta.experiment.ranking.drawn_data import add_negatives, read_rows, with_negatives
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -121,7 +119,7 @@ def test_a_run_on_positive_rows_learns_from_drawn_ones(tmp_path, monkeypatch, la
     gmeta("prepare", "--data", "log.parquet", "--task", "user", "--time", "ts", *label)
     words = ["train", "--for", "ranking", "--set", "methods={}"]
     said = gmeta(*words, "--set", 'protocol="random"', code=2).stderr
-    assert ADVICE in said
+    assert NEGATIVES_ADVICE in said
     words += ["--set", 'protocol="random"', "--set", 'negatives={law="uniform",count=3}']
     said = gmeta(*words).stderr
     assert (
@@ -177,7 +175,7 @@ def test_a_run_for_cold_start_reads_a_data_set_with_negatives(tmp_path, monkeypa
     gmeta("prepare", "--data", "log.parquet", *columns, "--max-rows", most)
     methods = 'methods={maml={label="MAML",description="x",epochs=1,inner={steps=1,learning_rate=0.1}}}'
     words = ["train", "--set", methods, "--set", "hidden=[4]", "--set", "evaluation_steps=[0]"]
-    assert ADVICE in gmeta(*words, code=2).stderr
+    assert NEGATIVES_ADVICE in gmeta(*words, code=2).stderr
     words += ["--set", "negatives={count=2}"]
     gmeta(*words)
     config, data = RunFolder(tmp_path / "runs/default").load()

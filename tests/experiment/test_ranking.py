@@ -15,8 +15,8 @@ from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.terminal import Interrupts
 from gmeta.experiment.ranking.baselines import LinearSettings, design
-from gmeta.experiment.ranking.examples import read_rows
-from gmeta.experiment.ranking.measured import evaluate_ranking
+from gmeta.experiment.ranking.drawn_data import read_rows
+from gmeta.experiment.ranking.page import evaluate_ranking
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.predictions import predict_file
 from gmeta.experiment.ranking.runs import load_ranking

@@ -13,9 +13,9 @@ from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
 from gmeta.experiment.ranking.examples import Encoding, Parts
-from gmeta.experiment.ranking.grm import Histories
-from gmeta.experiment.ranking.measured import evaluate_ranking
 from gmeta.experiment.ranking.models import ModelScorer, batches, build
+from gmeta.experiment.ranking.networks import Histories
+from gmeta.experiment.ranking.page import evaluate_ranking
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.runs.run_folder import RunFolder
 from support.eager import eagerly

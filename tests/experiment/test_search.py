@@ -14,8 +14,7 @@ from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import divide_training, measured_tasks, training_tasks
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.search import trials as search
-from gmeta.experiment.search.prior_estimates import estimate_priors
-from gmeta.experiment.search.trials import LEAST_GAIN, OF_FACTORS, OF_STEPS, choose_settings
+from gmeta.experiment.search.trials import LEAST_GAIN, OF_FACTORS, OF_STEPS, choose_settings, estimate_priors
 from gmeta.models.zoo.factor_model import FactorSettings
 from support.data_files import prepared_clicks
 

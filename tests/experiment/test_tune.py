@@ -17,10 +17,9 @@ from gmeta.core.terminal import Interrupts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSettings
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import MethodConfig, default_methods, own_methods
-from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
+from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod, TwoTowerMethod
 from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
-from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 from gmeta.experiment.plan.search_space import (
     Choice,
     cold_start_space,

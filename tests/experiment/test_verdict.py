@@ -9,8 +9,8 @@ from gmeta.experiment.report.figures import draw, reliability_rows
 from gmeta.experiment.report.findings import headline, passage_sentences, passing_size
 from gmeta.experiment.report.page import difference_header, difference_rows, write_report
 from gmeta.experiment.results import evaluation_json
-from gmeta.experiment.results.bootstrap import Bootstrap, Comparison
 from gmeta.experiment.results.evaluation import Calibration
+from gmeta.experiment.results.metrics import Bootstrap, Comparison
 from support.evaluations import example_evaluation
 
 

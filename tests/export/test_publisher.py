@@ -7,15 +7,17 @@ import tensorflow as tf
 from gmeta import initializers, optimizers, policies
 from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
+from gmeta.core.row_formats import RowFormat
 from gmeta.export import Publisher, export_model
 from gmeta.export.delivery import Server, catch_up, deliver
-from gmeta.export.delta_signatures import layout_of, tables_of
+from gmeta.export.delta_signatures import Updates, layout_of, named_tables, tables_of
 from gmeta.export.model_deltas import Delta, Layout, TableChange, combine, deltas_in, models_in
 from gmeta.export.saved_model import Signature, feature_inputs
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model, NextItemModel
 from gmeta.models.meta.fast_weights import FastWeights
+from support.reference.table import read_as
 from support.serving import ask, ask_all, rest_server
 
 NORMAL, START = initializers.Normal(0, 1), initializers.Constant(0.5)
@@ -134,6 +136,61 @@ def test_each_delta_makes_the_answers_of_an_export_to_the_last_bit(model, tmp_pa
         load(tmp_path / "last", {table.name: table for table in tables_of(other)})
         for name, value in expected(other).items():
             np.testing.assert_array_equal(value, expected(model)[name], name)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_server_with_rows_of_few_bits_reads_what_an_export_of_them_does(model, tmp_path, dtype):
+    train(model, 0)
+    publisher = Publisher(model, tmp_path / "online", dtype=dtype, export=vectors(model))
+    base = publisher.publish().path
+    requests = []
+    for seed in (1, 2, 3):
+        train(model, seed)
+        published = publisher.publish(dense=seed == 3)
+        requests += [(base, "apply_delta", send(published)), (base, "vectors", asked())]
+    answer = ask_all(requests)[-1]
+    export_model(model, tmp_path / "whole", dtype=dtype, **vectors(model))
+    whole = ask(tmp_path / "whole", "vectors", asked())
+    for full, table in named_tables(model).items():
+        name = full.rpartition("/")[2]
+        (physical,) = (each for each in tables_of(model) if each.name == table.physical)
+        held = physical.contains(asked()[name] | table.prefix).numpy()
+        right = expected(model)[name]
+        right = np.where(held[:, np.newaxis], read_as(right, dtype), right)
+        assert 0.1 < held.mean() < 0.9
+        np.testing.assert_array_equal(answer[name], right, name)
+        np.testing.assert_array_equal(whole[name], right, name)
+    np.testing.assert_array_equal(answer["score"], whole["score"])
+    ids_and_rows = published.rows * (8 + 4 * RowFormat(dtype, 4).width)
+    assert published.bytes < ids_and_rows + 8 * published.removed + 500
+
+
+def test_a_folder_is_continued_with_rows_of_the_same_dtype(model, tmp_path):
+    train(model, 0)
+    publisher = Publisher(model, tmp_path / "online", dtype="int8")
+    publisher.publish()
+    publisher.close()
+    layout = Layout.load(tmp_path / "online/stream.json")
+    assert (layout.rows, layout.fingerprint) == ("int8", layout_of(model, layout.stream, "int8").fingerprint)
+    assert layout.fingerprint != layout_of(model, layout.stream).fingerprint
+    with pytest.raises(ConfigError, match="has rows of int8: continue it with dtype='int8'"):
+        Publisher(model, tmp_path / "online").publish()
+    with pytest.raises(ConfigError, match=r"give Publisher\(\.\.\., dtype=\.\.\.\)"):
+        Publisher(model, tmp_path / "other", export={"dtype": "int8"})
+    with pytest.raises(ConfigError, match="rows must be float32, bfloat16, int8, got dtype='int4'"):
+        Publisher(model, tmp_path / "other", dtype="int4")
+    with pytest.raises(
+        ConfigError, match="deltas with rows of int8 can't update an export with dtype='float32'"
+    ):
+        export_model(model, tmp_path / "1", updates=Updates(layout, 1))
+    text = (tmp_path / "online/stream.json").read_text().replace('"rows": "int8"', '"rows": "int4"')
+    (tmp_path / "online/stream.json").write_text(text)
+    with pytest.raises(DataError, match="rows must be float32"):
+        Layout.load(tmp_path / "online/stream.json")
+    table = tables_of(model)[0]
+    table.import_(table.export()._replace(rows=table.export().rows * np.nan))
+    with pytest.raises(NotFiniteError, match="NaN or infinity"):
+        export_model(model, tmp_path / "2", dtype="int8")
 
 
 def test_a_server_checks_order_repeats_damage_and_origin(model, tmp_path):

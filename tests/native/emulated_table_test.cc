@@ -91,8 +91,10 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
       int64_t removed = 0;
       CHECK_EQ(gmeta_gpu_table_remove(gpu.table, keys.data(), count / 3, &removed, nullptr), 0);
       CHECK_EQ(static_cast<uint64_t>(removed), table.Remove(keys.data(), n / 3, Serial()));
-      CHECK_EQ(gmeta_gpu_table_evict(gpu.table, &removed, nullptr), 0);
-      CHECK_EQ(static_cast<uint64_t>(removed), table.Evict(Serial()));
+      const int64_t at = random() % 2 == 0 ? -1 : std::max<int64_t>(0, table.step() - 3);
+      const uint64_t turns = random() % 2 == 0 ? ~uint64_t{0} : random();
+      CHECK_EQ(gmeta_gpu_table_evict(gpu.table, at, turns, &removed, nullptr), 0);
+      CHECK_EQ(static_cast<uint64_t>(removed), table.Evict(Serial(), at, turns));
     } else {
       // What is there comes again with other frequencies, so that rows change their form, and with
       // other numbers, some of them at steps to come.
@@ -192,7 +194,7 @@ void TestARowThatIsMadeAgainIsReadAgain() {
   CHECK_EQ(gmeta_gpu_table_lookup_or_insert(gpu.table, &key, 1, 1, rows.data(), nullptr), 0);
   CHECK_EQ(gmeta_gpu_table_update(gpu.table, &key, gradient.data(), 1, 0.1f, 1, nullptr), 0);
   CHECK_EQ(gmeta_gpu_table_peek(gpu.table, &key, 1, peeked.data(), &stamp, nullptr), 0);
-  CHECK_EQ(gmeta_gpu_table_evict(gpu.table, &count, nullptr), 0);
+  CHECK_EQ(gmeta_gpu_table_evict(gpu.table, -1, ~uint64_t{0}, &count, nullptr), 0);
   CHECK_EQ(count, 1);
   CHECK_EQ(gmeta_gpu_table_lookup_or_insert(gpu.table, &key, 1, 1, rows.data(), nullptr), 0);
   CHECK_EQ(gmeta_gpu_table_reread(gpu.table, &key, 1, 1, 1, peeked.data(), &stamp, rows.data(),

@@ -20,10 +20,10 @@ from gmeta.preprocess.cluster import spark_rows, streaming_map, streaming_reduce
 from gmeta.preprocess.cluster.streaming_map import Task
 from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.table_job import TableJob
-from gmeta.preprocess.history import spark_append, streaming_append
+from gmeta.preprocess.history import cluster_append, streaming_append
 from gmeta.preprocess.history.cluster_append import AppendJob
 
-_WRITTEN, _APPENDED = spark_rows.write_shards, spark_append.write_shards
+_WRITTEN, _APPENDED = spark_rows.write_shards, cluster_append.write_shards
 
 
 def written_or_killed(
@@ -36,7 +36,7 @@ def written_or_killed(
 def appended_or_killed(
     job: AppendJob, folder: Path, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Like `spark_append.write_shards`, but the first worker is killed once it has begun a shard."""
+    """Like `cluster_append.write_shards`, but the first worker is killed once it has begun a shard."""
     return _APPENDED(job, folder, _killed_once(batches, Path(job.plan.store).parent / "killed"))
 
 

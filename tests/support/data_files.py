@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.movielens.melu_records import HEADER, PARTITIONS
+from gmeta.preprocess.movielens.movielens_records import MELU_HEADER, PARTITIONS
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 TAGS = ("new", "sale", "red", "wool", "home", "toys", "books", "garden")
@@ -200,7 +200,7 @@ def small_melu(folder: Path, seed: int = 0) -> Path:
             f"::{directors}(co-director)::{writers}::{actors}::A plot: it thickens.::N/A"
         )
     (folder / "movies_extrainfos.dat").write_text("\r\n".join(movies) + "\r\n", encoding="utf-8", newline="")
-    ratings = [HEADER.decode()]
+    ratings = [MELU_HEADER.decode()]
     for partition in PARTITIONS:
         for user in range(1, USERS + 1):
             for movie in draw.choice(MOVIES, draw.integers(14, 21), replace=False) + 1:

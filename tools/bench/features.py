@@ -24,7 +24,8 @@ from typing import Any
 
 import gmeta  # noqa: F401 - before TensorFlow: it selects Keras 2
 from gmeta.core.schema import Column
-from gmeta.io import ArrowSource, FetchPolicy, HBaseSource, RocksDBSource, join_features
+from gmeta.io import ArrowSource, HBaseSource, RocksDBSource, join_features
+from gmeta.io.features import FetchPolicy
 
 import numpy as np
 import pyarrow as pa

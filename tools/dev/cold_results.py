@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import GmetaError
-from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.evaluation import Evaluation
 from gmeta.experiment.results.evaluation_json import load
+from gmeta.experiment.results.metrics import Bootstrap
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))
 from harness import machine

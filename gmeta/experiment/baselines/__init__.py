@@ -1,8 +1,9 @@
 """Baselines without a network, tuned on warm tasks.
 
-- `biases`, `neighbours`, `vectors` and `attributes`: item means and biases, k nearest neighbours, ridge on
-  vectors of items (kriging and factors), and ridge on attributes.
-- `task_rows` holds the rows of tasks as arrays; `pseudo_cold` and `tuning` choose the settings.
+- `biases`, `vectors` and `attributes`: item means and biases, ridge on vectors of items (kriging and
+  factors), and ridge on attributes.
+- `task_rows` holds the rows of tasks as arrays, and their folds; `tuning` has k nearest neighbours and
+  chooses the settings of all.
 """
 
 ITEM_MEAN, BIASES, NEIGHBOURS, KRIGING, FACTORS = "item_mean", "biases", "neighbours", "kriging", "factors"

@@ -24,8 +24,21 @@ from scipy.sparse import csr_matrix, hstack, identity
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from gmeta.experiment.baselines.biases import ITEM_DAMPINGS, FittedBiases
-from gmeta.experiment.baselines.pseudo_cold import MOST_PAIRS, Fold, choose, hide_items, squared_error, within
-from gmeta.experiment.baselines.task_rows import Block, Floats, Ints, Rows, Tasks, cut_blocks, multiply
+from gmeta.experiment.baselines.task_rows import (
+    MOST_PAIRS,
+    Block,
+    Floats,
+    Fold,
+    Ints,
+    Rows,
+    Tasks,
+    choose,
+    cut_blocks,
+    hide_items,
+    multiply,
+    squared_error,
+    within,
+)
 from gmeta.preprocess.source import Values
 
 # Levels of items by ridge regression on their attributes: the expected mean of an item, also of a new one.

@@ -17,8 +17,7 @@ from itertools import product
 
 import numpy as np
 
-from gmeta.experiment.baselines.pseudo_cold import Fold, choose, squared_error
-from gmeta.experiment.baselines.task_rows import Floats, Rows, Tasks
+from gmeta.experiment.baselines.task_rows import Floats, Fold, Rows, Tasks, choose, squared_error
 
 ITEM_DAMPINGS, TASK_DAMPINGS = (5.0, 1.0, 2.0, 10.0, 20.0), (5.0, 1.0, 2.0, 10.0, 20.0)
 TURNS = 5

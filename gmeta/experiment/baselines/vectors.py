@@ -25,8 +25,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import eigsh
 
 from gmeta.experiment.baselines.biases import Biases, FittedBiases
-from gmeta.experiment.baselines.pseudo_cold import Fold, choose, squared_error
-from gmeta.experiment.baselines.task_rows import Floats, Ints, Rows, Tasks
+from gmeta.experiment.baselines.task_rows import Floats, Fold, Ints, Rows, Tasks, choose, squared_error
 
 AT_ONCE = 4096
 """Tasks whose matrices are held together."""

@@ -16,11 +16,15 @@ from gmeta.experiment.baselines import ATTRIBUTES, BIASES, FACTORS, ITEM_MEAN, K
 from gmeta.experiment.baselines.tuning import Tuned
 from gmeta.experiment.measurement.methods import measure
 from gmeta.experiment.measurement.split import Split
-from gmeta.experiment.plan.drawn_negatives import describe as describe_negatives
-from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, budget_seconds
+from gmeta.experiment.plan.experiment_config import (
+    HELD_OUT,
+    ExperimentConfig,
+    budget_seconds,
+    describe_negatives,
+)
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, count_unmeasured, training_queries
-from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.evaluation import DataDescription, Evaluation, MethodResult, SplitResult
+from gmeta.experiment.results.metrics import Bootstrap
 from gmeta.experiment.runs.run_folder import RunFolder
 
 # The names of the baselines in tables and notes, and a sentence on each.

@@ -13,9 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 from gmeta.core import collectives
 from gmeta.experiment.baselines.task_rows import Floats, ItemNumbers, Rows, Tasks
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
-from gmeta.experiment.results.bootstrap import Bootstrap, Cell, compare
 from gmeta.experiment.results.evaluation import Calibration
-from gmeta.experiment.results.metrics import OF_ORDER, auc, rating_metrics, refuse_nan
+from gmeta.experiment.results.metrics import (
+    OF_ORDER,
+    Bootstrap,
+    Cell,
+    auc,
+    compare,
+    rating_metrics,
+    refuse_nan,
+)
 from gmeta.models import MetaModel
 
 # Metrics for labels other than ratings: arbitrary numbers, and binary labels.

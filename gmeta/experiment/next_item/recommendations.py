@@ -17,18 +17,17 @@ import numpy as np
 import pyarrow as pa
 
 from gmeta.core.collectives.place import RankPlace
-from gmeta.core.data_manifest import Manifest
+from gmeta.core.data_manifest import TEXT, Manifest
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.texts import TEXT, hash_text
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
 from gmeta.experiment.next_item.generative import check_answer
 from gmeta.experiment.next_item.ranked import top, without_seen
 from gmeta.experiment.next_item.runs import Trained, load_catalogue
+from gmeta.experiment.runs.best_epoch import CHOSEN
 from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.trained import CHOSEN
-from gmeta.preprocess.plan.column_values import is_text
+from gmeta.preprocess.plan.column_values import hash_text, is_text
 
 USERS = 4096
 """Users in a part."""
@@ -90,8 +89,8 @@ def write_recommendations(
     Args:
       run: A fully trained run.
       out: The file: a column of users' ids, ``items`` and ``scores``. Where the data set keeps them
-        (`gmeta.core.texts`), the users' texts follow, in a column such as ``user_text``, and lists of the
-        items' ``texts`` and ``titles``, with null where an item has none.
+        (`gmeta.core.data_manifest.Texts`), the users' texts follow, in a column such as ``user_text``, and
+        lists of the items' ``texts`` and ``titles``, with null where an item has none.
       users: A text file with a user in each line, or a Parquet file whose first column has the users; None:
         all users of the data set. If `gmeta prepare` hashed the users, give their texts or the hashes.
       k: The number of items.

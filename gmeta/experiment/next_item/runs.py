@@ -20,9 +20,8 @@ import numpy as np
 
 from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
-from gmeta.core.data_manifest import Manifest
+from gmeta.core.data_manifest import Manifest, Texts
 from gmeta.core.schema import OnBad, Schema
-from gmeta.core.texts import Texts
 from gmeta.experiment.next_item import counting, models
 from gmeta.experiment.next_item.blend import Blend, scores_of_all
 from gmeta.experiment.next_item.counting import Scorer
@@ -31,8 +30,8 @@ from gmeta.experiment.next_item.plan import read_cuts
 from gmeta.experiment.next_item.ranked import Ranked, ndcg, rank_all
 from gmeta.experiment.plan.next_item_config import BLEND, CatalogueConfig
 from gmeta.experiment.runs.all_runs import TrainingProgress
+from gmeta.experiment.runs.best_epoch import CHOSEN, TrainedRun, read_chosen, save_chosen
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.trained import CHOSEN, TrainedRun, read_chosen, save_chosen
 
 _TUNED_USERS = 2000
 """Settings of baselines are chosen by so many users of validation at most."""

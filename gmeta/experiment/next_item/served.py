@@ -14,12 +14,12 @@ from scipy import sparse
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
+from gmeta.core.row_formats import RowDtype
 from gmeta.experiment.next_item.blend import SEEN, Blended
 from gmeta.experiment.next_item.counting import Constant, Pairs, Scorer, Solved
 from gmeta.experiment.next_item.generative import SearchScorer, check_answer
-from gmeta.experiment.next_item.models import ModelScorer
+from gmeta.experiment.next_item.models import OF_USER, USER, ModelScorer, TowerScorer
 from gmeta.experiment.next_item.runs import load_catalogue
-from gmeta.experiment.next_item.towers import OF_USER, USER, TowerScorer
 from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model
@@ -223,6 +223,7 @@ def export_catalogue(
     version: int | None = None,
     k: int = 20,
     leave_out_seen: bool | None = None,
+    row_dtype: RowDtype = "float32",
 ) -> Exported:
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
@@ -231,9 +232,9 @@ def export_catalogue(
     ids if a model reads them or the users' columns. A user who isn't in the training part has the initial
     row, and one who isn't in the data set has no columns. If `gmeta prepare` hashed the items, their column
     takes the texts instead, padded with ``""``. The signature returns ``items`` (users, k) ids, the likeliest
-    first, and ``scores`` (users, k), and where the data set keeps them (`gmeta.core.texts`), ``texts`` and
-    ``titles`` (users, k) of the items, ``""`` for an item without one. Items of a history that aren't in the
-    catalogue are skipped. Where fewer than k items remain, the item is -1.
+    first, and ``scores`` (users, k), and where the data set keeps them (`gmeta.core.data_manifest.Texts`),
+    ``texts`` and ``titles`` (users, k) of the items, ``""`` for an item without one. Items of a history that
+    aren't in the catalogue are skipped. Where fewer than k items remain, the item is -1.
 
     Args:
       run: A fully trained run.
@@ -243,6 +244,7 @@ def export_catalogue(
       version: None: one more than the highest existing version.
       k: The number of items of an answer.
       leave_out_seen: Whether to leave out the items of a history; None: as in the run's measurement.
+      row_dtype: How the model holds rows; the ``dtype`` of `gmeta.export.export_model`.
 
     Raises:
       ConfigError: There is no such method or seed, the version exists, or the catalogue, or the beam of a
@@ -305,6 +307,7 @@ def export_catalogue(
         folder,
         signatures={"recommend": Signature(answer, inputs)},
         text_ids=False,
+        dtype=row_dtype,
     )
 
 

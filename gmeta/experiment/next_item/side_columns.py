@@ -20,8 +20,9 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.experiment.baselines.attributes import belongs, values_of
 from gmeta.experiment.baselines.task_rows import Ints
-from gmeta.experiment.plan.retrieval_config import ChosenColumns
-from gmeta.experiment.ranking.examples import GAP, read_rows
+from gmeta.experiment.plan.next_item_config import ChosenColumns
+from gmeta.experiment.ranking.drawn_data import read_rows
+from gmeta.experiment.ranking.examples import GAP
 from gmeta.preprocess.source import Columns, Ragged, gather_ragged
 
 BINS = 10

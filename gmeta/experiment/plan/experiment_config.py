@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -15,12 +15,51 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.json_values import folder_name
 from gmeta.core.settings import parse_duration
 from gmeta.experiment.baselines import NAMES as BASELINES
-from gmeta.experiment.plan.drawn_negatives import DrawnNegatives
 from gmeta.experiment.plan.method_config import FACTORS, check_share, default_methods
 from gmeta.experiment.plan.method_config import MethodConfig as MethodConfig
 from gmeta.io.cuts.task_choice import By, TaskChoice, check_bounds
 from gmeta.io.readers.read_options import OneEpoch
 from gmeta.layers.embedding.feature_config import Combiner
+
+# How negatives are drawn, if rows are only positive.
+
+NegativeLaw = Literal["uniform", "popularity"]
+NEGATIVE_LAWS: tuple[str, ...] = get_args(NegativeLaw)
+NEGATIVES_ADVICE = "--set 'negatives={law=\"uniform\", count=4}'"
+"""How negatives are drawn, in messages."""
+
+
+@dataclass(frozen=True)
+class DrawnNegatives:
+    """Negatives for implicit feedback, whose rows are all positive (`gmeta.experiment.ranking.drawn_data`).
+
+    Attributes:
+      law: ``"uniform"``: each item is as likely as any other; ``"popularity"``: in proportion to its rows.
+      count: The number of negatives for each positive row.
+      seed: The seed of the draws.
+    """
+
+    law: NegativeLaw = "uniform"
+    count: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.law not in NEGATIVE_LAWS:
+            raise ConfigError(f"negatives: law must be {' or '.join(NEGATIVE_LAWS)}, got {self.law!r}")
+        if self.count < 1 or self.seed < 0:
+            raise ConfigError(
+                f"negatives: count must be at least 1 and seed at least 0, got {self.count} and {self.seed}"
+            )
+
+
+def describe_negatives(settings: DrawnNegatives) -> str:
+    """Return how negatives are drawn, as a sentence."""
+    law = "evenly" if settings.law == "uniform" else "in proportion to the items' rows"
+    return (
+        f"Each positive row has up to {settings.count:,} negatives, of items that the user doesn't have, "
+        f"drawn {law}: once, so that all methods and baselines see the same rows."
+    )
+
 
 # An experiment's settings of a column: how ids are embedded, and how numbers are scaled.
 

@@ -28,8 +28,13 @@ from typing import Any
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.plan.drawn_negatives import ADVICE
-from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, budget_seconds, read_labels
+from gmeta.experiment.plan.experiment_config import (
+    HELD_OUT,
+    NEGATIVES_ADVICE,
+    ExperimentConfig,
+    budget_seconds,
+    read_labels,
+)
 from gmeta.experiment.plan.method_config import own_methods
 from gmeta.experiment.plan.own_columns import ColumnPlan, Survey, survey
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, training_choice
@@ -181,8 +186,8 @@ class _Plan(ColumnPlan):
             raise DataError(
                 f"label {label!r} is {values.least:g} in all of {found.rows:,} rows: nothing can be learnt",
                 path=self.data,
-                advice=f"if every row is a positive, draw negatives: {ADVICE}; else keep rows of either "
-                "kind, such as what was shown and not clicked",
+                advice=f"if every row is a positive, draw negatives: {NEGATIVES_ADVICE}; else keep rows of "
+                "either kind, such as what was shown and not clicked",
             )
         loss = self.given.get("loss", "binary_crossentropy" if values.zero_or_one else "mse")
         if loss == "mse":

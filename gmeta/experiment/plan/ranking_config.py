@@ -9,8 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from gmeta.core.errors import ConfigError
-from gmeta.experiment.plan.drawn_negatives import DrawnNegatives
-from gmeta.experiment.plan.experiment_config import budget_seconds
+from gmeta.experiment.plan.experiment_config import DrawnNegatives, budget_seconds
 from gmeta.experiment.plan.next_item_config import BLEND
 
 Protocol = Literal["random", "time", "tasks"]
@@ -30,7 +29,7 @@ class RankingMethod:
       label: Its name in tables and figures.
       model: ``"dcn"`` (`gmeta.models.DCN`'s network), ``"dlrm"`` (that of `gmeta.models.dlrm`), ``"fm"``, a
         factorisation machine, or ``"grm"``, which reads the earlier rows of a row's user as a sequence
-        (`gmeta.experiment.ranking.grm`). Each also has a weight for each id, as in linear models.
+        (`gmeta.experiment.ranking.networks`). Each also has a weight for each id, as in linear models.
       dim: The width of ids' vectors.
       hidden: The units of the perceptron's layers; for GRM, those of the experts' layer, then those of the
         tower's.

@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
-from gmeta.experiment.plan.next_item_config import NextItemMethod
+from gmeta.experiment.plan.next_item_config import NextItemMethod, TwoTowerMethod
 from gmeta.experiment.plan.ranking_config import GRM, RankingMethod
-from gmeta.experiment.plan.retrieval_config import TwoTowerMethod
 
 M = TypeVar("M")
 

@@ -1,9 +1,9 @@
 """Experiments on rows with labels: click and rating prediction, with or without users.
 
 ``examples`` reads a prepared data set, cuts it by a protocol and encodes it, and ``plan`` completes the
-settings. ``baselines`` has the baselines, some in the forms of ``bilinear`` and ``drift``, ``networks`` and
-``grm`` have the models, ``models`` trains them, and ``blend`` is the method that weighs all of them. ``runs``
-trains a whole experiment, ``measured`` has the metrics, ``page`` writes the tables and the report,
+settings; ``drawn_data`` reads rows and draws negatives. ``baselines`` has the baselines, some in the form of
+``bilinear``, ``networks`` has the models, ``models`` trains them, and ``blend`` is the method that weighs all
+of them. ``runs`` trains a whole experiment, ``page`` measures it and writes the tables and the report,
 ``predictions`` scores new rows, and ``served`` exports a run.
 """
 

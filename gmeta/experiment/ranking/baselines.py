@@ -17,13 +17,11 @@ from scipy import optimize, sparse
 
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.baselines.biases import Biases, ItemMean
-from gmeta.experiment.baselines.pseudo_cold import Fold, within
-from gmeta.experiment.baselines.task_rows import Floats, Rows, Tasks
+from gmeta.experiment.baselines.task_rows import Floats, Fold, Rows, Tasks, within
 from gmeta.experiment.baselines.tuning import one_thread
 from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Kriging, Start, squared_errors
 from gmeta.experiment.measurement.split import as_logits
-from gmeta.experiment.ranking.bilinear import Bilinear, numbers_of
-from gmeta.experiment.ranking.drift import DriftSettings
+from gmeta.experiment.ranking.bilinear import Bilinear, DriftSettings, numbers_of
 from gmeta.experiment.ranking.examples import Encoding, Examples, Parts
 
 MEAN, ITEM_MEAN, BIASES, KRIGING, FACTORS, DRIFT, LINEAR = (

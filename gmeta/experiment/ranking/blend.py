@@ -12,11 +12,10 @@ from scipy import optimize
 from gmeta.experiment.baselines.task_rows import Floats
 from gmeta.experiment.plan.ranking_config import RankingConfig
 from gmeta.experiment.ranking.baselines import Scorer
-from gmeta.experiment.ranking.bilinear import Bilinear
-from gmeta.experiment.ranking.drift import Drift
+from gmeta.experiment.ranking.bilinear import Bilinear, Drift
 from gmeta.experiment.ranking.examples import Examples
-from gmeta.experiment.ranking.grm import SequenceModel
 from gmeta.experiment.ranking.models import ModelScorer
+from gmeta.experiment.ranking.networks import SequenceModel
 
 _FLAT = 1e-6  # the least deviation, relative to the mean or to 1, of an informative score
 _PENALTY = 10.0  # in rows

@@ -11,7 +11,7 @@ A protocol decides which rows are trained on:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gmeta import io
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import DataError
 from gmeta.core.schema import OnBad
 from gmeta.core.shares import splitmix64
 from gmeta.experiment.baselines.task_rows import Floats, Ints
-from gmeta.experiment.plan.drawn_negatives import ADVICE
+from gmeta.experiment.plan.experiment_config import NEGATIVES_ADVICE
 from gmeta.experiment.plan.ranking_config import Protocol, RankingConfig
-from gmeta.experiment.ranking.negatives import add_negatives
-from gmeta.io.reader_stats import data_errors
-from gmeta.io.readers.read_options import OneEpoch
+from gmeta.experiment.ranking.drawn_data import add_negatives, read_rows
 from gmeta.preprocess.source import Columns, Ragged, Values, join_rows, row_count, single, take
 
 SHARE = 10
@@ -39,47 +36,7 @@ GAP = -(2.0**53)
 FARTHEST = 5.0
 """Scaled numbers are clipped at so many deviations."""
 
-_GROUPS = 256  # per element
 _WIDE = 100.0  # from this ratio of largest number to median on, numbers are on a logarithmic scale
-
-
-def read_rows(data: Path, names: Sequence[str], on_bad: OnBad = "raise") -> dict[str, Values]:
-    """Read columns of all rows of a prepared data set, from all splits.
-
-    Args:
-      data: The data set.
-      names: The columns.
-      on_bad: What a bad record does: ``"raise"`` or ``"skip"``.
-
-    Raises:
-      DataError: The data set can't be read, or has no rows.
-    """
-    manifest = Manifest.load(data)
-    task, parts = manifest.schema.task, list[Columns]()
-    for split in manifest.splits:
-        options = io.ReadOptions(shuffle=False, shard=(0, 1), on_bad=on_bad)
-        with data_errors():
-            for element in io.groups(
-                data / split, groups_per_element=_GROUPS, start=OneEpoch(), options=options
-            ):
-                sizes = np.diff(element["row_splits"].numpy())
-                found: dict[str, Values] = {}
-                for name in names:
-                    if name == task:
-                        found[name] = np.repeat(element["task"].numpy(), sizes)
-                    else:
-                        found[name] = _values(element["columns"][name])
-                parts.append(found)
-    if not parts:
-        raise DataError("no rows", path=data, advice="prepare a data set with rows")
-    return join_rows(parts)
-
-
-def _values(column: Any) -> Values:
-    if hasattr(column, "row_splits"):
-        return column.flat_values.numpy(), column.row_splits.numpy().astype(np.int64)
-    found: NDArray[Any] = column.numpy()
-    return found
 
 
 def cut(columns: Columns, protocol: Protocol, *, task: str | None, time: str | None) -> list[Ints]:
@@ -401,8 +358,8 @@ class Parts:
                     raise DataError(
                         f"of {len(part):,} rows to {name}, {ones:,} have the label 1: both labels are needed",
                         path=data,
-                        advice=f"if every row is a positive, draw negatives: {ADVICE}; else give more data, "
-                        "or another protocol",
+                        advice=f"if every row is a positive, draw negatives: {NEGATIVES_ADVICE}; else give "
+                        "more data, or another protocol",
                     )
         encoding = Encoding.of(config, take(columns, rows[0]), events)
         whole = encoding(columns)

@@ -14,8 +14,7 @@ import tensorflow as tf
 from gmeta.experiment.baselines.task_rows import Floats, Ints
 from gmeta.experiment.plan.ranking_config import GRM, RankingMethod
 from gmeta.experiment.ranking.examples import Encoding, Examples, Parts
-from gmeta.experiment.ranking.grm import SequenceModel
-from gmeta.experiment.ranking.networks import RankingModel, RowModel
+from gmeta.experiment.ranking.networks import RankingModel, RowModel, SequenceModel
 from gmeta.experiment.runs import best_epoch
 from gmeta.io.readers.epoch import count_epochs
 

@@ -13,11 +13,11 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import Column, OnBad
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.plan.drawn_negatives import ADVICE, describe
-from gmeta.experiment.plan.experiment_config import budget_seconds
+from gmeta.experiment.plan.experiment_config import NEGATIVES_ADVICE, budget_seconds, describe_negatives
 from gmeta.experiment.plan.own_columns import Survey, likeliest_item, survey
 from gmeta.experiment.plan.ranking_config import RankingConfig
-from gmeta.experiment.ranking.examples import Parts, cut, read_rows
+from gmeta.experiment.ranking.drawn_data import read_rows
+from gmeta.experiment.ranking.examples import Parts, cut
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.preprocess.source import Columns, single
 
@@ -33,7 +33,7 @@ _COUNTED = 20  # more distinct whole numbers, some of them negative or missing, 
 
 @dataclass(frozen=True)
 class PlannedRanking:
-    """An experiment, its data, and sentences that describe the decisions made for it."""
+    """An experiment, its data, and sentences that describe_negatives the decisions made for it."""
 
     config: RankingConfig
     parts: Parts
@@ -84,7 +84,7 @@ def plan_ranking(
         f"features: {', '.join(config.features)}",
         *([f"numbers: {', '.join(config.numbers)}"] if config.numbers else []),
         *chosen.notes,
-        *([] if config.negatives is None else [describe(config.negatives)]),
+        *([] if config.negatives is None else [describe_negatives(config.negatives)]),
         *(
             [f"{len(parts.history) - len(parts.train):,} events, of which a GRM makes histories"]
             if config.exposed
@@ -112,7 +112,7 @@ class _Choice:
             raise ConfigError(
                 f"{data} was prepared without a label, and there is nothing to predict: prepare it with "
                 f"--label, or name a column, --set 'label=\"COLUMN\"', or, if every row is a positive, draw "
-                f"negatives, {ADVICE}; the columns are {self._names}"
+                f"negatives, {NEGATIVES_ADVICE}; the columns are {self._names}"
             )
         self.label = label or IMPLICIT
         self.user = self._column("user", None if table.get("blocks") else roles.task, "int64", lists=False)

@@ -23,10 +23,10 @@ from gmeta.core.errors import ConfigError
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping
 from gmeta.experiment.baselines.task_rows import Floats
-from gmeta.experiment.ranking.examples import read_rows
+from gmeta.experiment.ranking.drawn_data import read_rows
+from gmeta.experiment.runs.best_epoch import CHOSEN
 from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.trained import CHOSEN
 from gmeta.preprocess.config import Progress
 from gmeta.preprocess.local.duckdb_engine import connect, default_limit
 from gmeta.preprocess.shape_spec import Shape

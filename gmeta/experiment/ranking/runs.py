@@ -29,8 +29,8 @@ from gmeta.experiment.ranking.baselines import LABELS, MEAN, Scorer, Tuned
 from gmeta.experiment.ranking.blend import Blend, Blended
 from gmeta.experiment.ranking.examples import Encoding, Parts
 from gmeta.experiment.runs.all_runs import TrainingProgress
+from gmeta.experiment.runs.best_epoch import CHOSEN, TrainedRun, read_chosen, save_chosen
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.experiment.runs.trained import CHOSEN, TrainedRun, read_chosen, save_chosen
 
 LEAST_GAIN = 1e-3
 """The least share of the loss by which other settings of a method must lower it."""

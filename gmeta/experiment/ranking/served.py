@@ -13,15 +13,14 @@ import tensorflow as tf
 
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
+from gmeta.core.row_formats import RowDtype
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.ranking.baselines import Linear, Scorer
-from gmeta.experiment.ranking.bilinear import LEAST, Bilinear
+from gmeta.experiment.ranking.bilinear import LEAST, NEAREST, Bilinear, Drift
 from gmeta.experiment.ranking.blend import Blended, columns_of
-from gmeta.experiment.ranking.drift import NEAREST, Drift
 from gmeta.experiment.ranking.examples import FARTHEST, GAP, Encoding, Scale
-from gmeta.experiment.ranking.grm import TIME, USER, SequenceModel
 from gmeta.experiment.ranking.models import ModelScorer
-from gmeta.experiment.ranking.networks import IDS, NUMBERS
+from gmeta.experiment.ranking.networks import IDS, NUMBERS, TIME, USER, SequenceModel
 from gmeta.experiment.ranking.runs import load_ranking
 from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
@@ -173,6 +172,7 @@ def export_ranking(
     method: str | None = None,
     seed: int | None = None,
     version: int | None = None,
+    row_dtype: RowDtype = "float32",
 ) -> Exported:
     """Write a method or a baseline to ``out/version`` for stock TensorFlow Serving.
 
@@ -187,6 +187,7 @@ def export_ranking(
       method: Which method or baseline; None: the best in validation.
       seed: Which of its seeds; None: the first.
       version: None: one more than the highest existing version.
+      row_dtype: How the model holds rows; the ``dtype`` of `gmeta.export.export_model`.
 
     Raises:
       ConfigError: There is no such method or seed, or the version exists.
@@ -217,7 +218,10 @@ def export_ranking(
 
     held = [each.model for each in _parts(scorer) if isinstance(each, ModelScorer)]
     return export_model(
-        HeldModels(held, "ranking"), folder, signatures={"predict": Signature(answer, inputs)}
+        HeldModels(held, "ranking"),
+        folder,
+        signatures={"predict": Signature(answer, inputs)},
+        dtype=row_dtype,
     )
 
 

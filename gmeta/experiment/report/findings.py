@@ -1,6 +1,6 @@
 """The report's sentences, computed from the numbers of an evaluation.
 
-The first one is a verdict by the paired bootstrap over tasks (`gmeta.experiment.results.bootstrap`). In the
+The first one is a verdict by the paired bootstrap over tasks (`gmeta.experiment.results.metrics`). In the
 others, two means count as different if they differ by more than the spread over seeds.
 """
 
@@ -10,9 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gmeta.experiment.results.bootstrap import Comparison
 from gmeta.experiment.results.evaluation import Evaluation, Spread
-from gmeta.experiment.results.metrics import METRICS
+from gmeta.experiment.results.metrics import METRICS, Comparison
 
 # The ranking of methods: the best value of each, and whether two of them are level.
 #
@@ -80,7 +79,7 @@ def capital(text: str) -> str:
 def verdict(evaluation: Evaluation) -> str:
     """State whether the best method beats the strongest baseline, with the interval of the difference.
 
-    A difference is a win or a defeat if its interval excludes zero (`gmeta.experiment.results.bootstrap`).
+    A difference is a win or a defeat if its interval excludes zero (`gmeta.experiment.results.metrics`).
 
     Returns:
       One sentence; empty if the evaluation lacks methods that take steps, or baselines.

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gmeta.core.files import write_atomically
 from gmeta.experiment.report.figures import reliability_rows
 from gmeta.experiment.report.findings import headline, standings
-from gmeta.experiment.results.bootstrap import Comparison
 from gmeta.experiment.results.evaluation import LEVELS, Evaluation
-from gmeta.experiment.results.metrics import ERRORS, METRICS
+from gmeta.experiment.results.metrics import ERRORS, METRICS, Comparison
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta.core.errors import ConfigError
-from gmeta.experiment.results.bootstrap import Bootstrap
-from gmeta.experiment.results.metrics import ERRORS, METRICS
+from gmeta.experiment.results.metrics import ERRORS, METRICS, Bootstrap
 
 # Calibration of predicted variances: whether errors are as large as predicted.
 

@@ -36,7 +36,6 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import copy_converter, from_mapping, to_mapping
-from gmeta.experiment.results.bootstrap import Bootstrap
 from gmeta.experiment.results.evaluation import (
     Calibration,
     DataDescription,
@@ -46,6 +45,7 @@ from gmeta.experiment.results.evaluation import (
     Spread,
     TrainingRun,
 )
+from gmeta.experiment.results.metrics import Bootstrap
 
 FORMAT, VERSION, FORMER = "gmeta-evaluation", 3, 2
 

@@ -13,6 +13,7 @@ from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.row_formats import RowDtype
 from gmeta.core.schema import OnBad
 from gmeta.core.terminal import Bars
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
@@ -239,6 +240,7 @@ def export_run(
     steps: int | None = None,
     dtype: DeltaDtype = "float32",
     stale: Stale = "refuse",
+    row_dtype: RowDtype = "float32",
 ) -> Exported:
     """Export one trained model of a run to ``out/version``.
 
@@ -252,6 +254,7 @@ def export_run(
       steps: See `gmeta.export.meta_models`, also for the arguments below.
       dtype: The dtype of the deltas that clients receive and store.
       stale: The treatment of deltas from another version.
+      row_dtype: How the model holds rows; the ``dtype`` of `gmeta.export.export_model`.
 
     Raises:
       ConfigError: The run has no such method or seed, or the version already exists.
@@ -263,7 +266,7 @@ def export_run(
     signatures = meta_signatures(
         model, steps=steps, dtype=dtype, stale=stale, answer=config.label, of_logits=config.loss != "mse"
     )
-    return export_model(model, folder, signatures=signatures, unknown=unknown)
+    return export_model(model, folder, signatures=signatures, unknown=unknown, dtype=row_dtype)
 
 
 class HeldModels(tf.keras.Model):

@@ -20,9 +20,9 @@ from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import CBML, MetaModel, dlrm, factor_ridge, melu
+from gmeta.models.meta.meta_model import melu_features, published_features
 from gmeta.models.zoo.dlrm_model import DLRMNetwork
 from gmeta.models.zoo.factor_model import ScaledNumbers
-from gmeta.models.zoo.melu_model import melu_features, published_features
 from gmeta.optimizers import Adam
 
 # Loss and AUC for ratings as binary labels: at least a number of stars, or fewer.

@@ -27,9 +27,8 @@ from gmeta.core.files import explain_write_errors, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
-from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig
+from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemConfig, RetrievalConfig
 from gmeta.experiment.plan.ranking_config import RankingConfig
-from gmeta.experiment.plan.retrieval_config import RetrievalConfig
 
 Config = ExperimentConfig | CatalogueConfig | RankingConfig
 FAMILIES: Mapping[str, type[Config]] = {

@@ -5,6 +5,8 @@ the cross-validation that tunes baselines; no test task is used. A trial trains 
 tasks, and measures it on these. Trials follow a list of moves, such as a higher rate: each changes the best
 settings so far, and is kept if it lowers the loss.
 
+The variances of the factor model's priors need no trial: the labels suggest them (`estimate_priors`).
+
 The duration of a trial is estimated from the size of the data, not measured. So the choice is a function of
 the data, the settings, the budget and the number of ranks.
 """
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from scipy.sparse import csr_matrix, diags, hstack
 
 from gmeta import io
 from gmeta.core import collectives
@@ -27,17 +30,101 @@ from gmeta.core.errors import NotFiniteError
 from gmeta.core.schedules import OneCycle
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.experiment.baselines.task_rows import Floats, ItemNumbers
+from gmeta.experiment.baselines.attributes import ItemAttributes
+from gmeta.experiment.baselines.biases import Biases
+from gmeta.experiment.baselines.task_rows import Floats, ItemNumbers, Tasks, cut_folds
+from gmeta.experiment.baselines.tuning import one_thread
+from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Start
 from gmeta.experiment.measurement.methods import AttributeReader, read_training
 from gmeta.experiment.measurement.split import EVERYTHING, number_items, predict_after, query_rows, yes_from
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
 from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.experiment.plan.task_sets import divide_training, measured_tasks, training_tasks
 from gmeta.experiment.runs.model_choice import build_model
-from gmeta.experiment.search.prior_estimates import estimate_priors
 from gmeta.io.cuts.task_choice import TaskChoice
 from gmeta.io.reader_stats import data_errors
+from gmeta.models.zoo.factor_model import FactorSettings
 from gmeta.training.joint_optimizer import RateInFit
+
+_TRUSTED_ROWS = 30.0
+"""An item with so many rows weighs half of one with infinitely many."""
+_LEAST_VARIANCE = 0.02
+"""The least share of a variance that own rows, and rows of attributes, get."""
+
+
+def estimate_priors(
+    warm: Tasks, items: int, attributes: ItemAttributes | None, unit: float, settings: FactorSettings
+) -> FactorSettings:
+    r"""Estimate the prior variances of the factor model's items and attributes from the training labels.
+
+    Ridge on factors (`gmeta.experiment.baselines.vectors`) has the same parts as the factor model: an item's
+    bias and factors, with tasks' vectors of variance 1. So the variances of its biases and factors estimate
+    the prior variances of the factor model's rows (empirical Bayes).
+
+    The variance of an item's number is split by moments between the item's row and the rows of its
+    attributes. For two items, the product of their numbers has the expectation :math:`w K_{ij}`, where w is
+    the variance of an attribute's row and :math:`K_{ij}` the product of the items' attributes. w is the
+    regression of these products on K over all pairs of two items; the rest of an item's variance is that of
+    the item's row.
+
+    Args:
+      warm: The training tasks; those that stand for new tasks are cut like test tasks.
+      items: The number of items.
+      attributes: The attributes of all items; None: items have none.
+      unit: The change of a label, or of a rate, where the model's output changes by 1.
+      settings: The number of factors, and all other settings.
+
+    Returns:
+      The settings with these variances.
+    """
+    with one_thread():
+        found = _fit_factors(warm, items, settings.dim)
+        # The penalty makes factors too small, and the tasks' vectors too large by the same factor.
+        scale = np.linalg.cholesky(found.moments(warm.whole())[1:, 1:])
+    rows = np.bincount(warm.whole().items, minlength=items)[:items]
+    weights = rows / (rows + _TRUSTED_ROWS)
+    known = None if attributes is None else csr_matrix(hstack(list(attributes.columns.values())))[:items]
+    own_bias, bias = _divide_variance(found.bias[:items, None] / unit, known, weights)
+    vectors = found.vectors[found.slots[:items], 1:] @ scale
+    own_factors, factors = _divide_variance(vectors / unit, known, weights)
+    return replace(settings, own_bias=own_bias, own_factors=own_factors, bias=bias, factors=factors)
+
+
+def _fit_factors(warm: Tasks, items: int, rank: int) -> ItemVectors:
+    """Fit ridge on factors with settings that cross-validation chooses, and ``rank`` factors."""
+    folds = cut_folds(warm)
+    biases = Biases.tune(folds, items)
+    turns = []
+    for fold in folds:
+        fitted = biases.fit(fold.warm, items)
+        turns.append((fold, fitted, Start.of(CoRatings.of(fold.warm, fitted), rank)))
+    factors = replace(Factors.tune(turns, biases), rank=rank)
+    rows = warm.whole()
+    fitted = biases.fit(rows, items)
+    return factors.fit(rows, biases, fitted, Start.of(CoRatings.of(rows, fitted), rank))
+
+
+def _divide_variance(numbers: Floats, known: csr_matrix | None, weights: Floats) -> tuple[float, float]:
+    """Split the variance of items' numbers, (items, columns), between items' and attributes' rows.
+
+    Args:
+      numbers: The numbers of the items.
+      known: (items, values) the items' attributes.
+      weights: (items,).
+    """
+    lengths = np.square(numbers).mean(axis=1)
+    whole = max(float(np.average(lengths, weights=weights)), 1e-6)
+    if known is None:
+        return whole, whole * _LEAST_VARIANCE
+    own = np.asarray(known.multiply(known).sum(axis=1)).ravel()  # K_ii
+    sums = known.T @ (weights[:, None] * numbers)
+    products = np.square(sums).sum() / numbers.shape[1] - (weights**2 * lengths * own).sum()
+    gram = known.T @ diags(weights) @ known
+    squares = gram.multiply(gram).sum() - np.square(weights * own).sum()
+    share = float(np.clip(products / squares if squares > 0 else 0.0, whole * _LEAST_VARIANCE, whole))
+    explained = share * float(np.average(own, weights=weights))
+    return max(whole - explained, whole * _LEAST_VARIANCE), share
+
 
 LEAST_GAIN = 1e-3
 """The least share of the loss by which a move must lower it: validation tasks are few, and gains noisy."""

@@ -25,10 +25,14 @@ from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.method_config import MethodConfig
-from gmeta.experiment.plan.next_item_config import CatalogueConfig, NextItemMethod
+from gmeta.experiment.plan.next_item_config import (
+    CatalogueConfig,
+    NextItemMethod,
+    RetrievalConfig,
+    TwoTowerMethod,
+)
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.ranking_config import RankingConfig, RankingMethod
-from gmeta.experiment.plan.retrieval_config import RetrievalConfig, TwoTowerMethod
 from gmeta.experiment.plan.search_space import (
     Space,
     cold_start_space,

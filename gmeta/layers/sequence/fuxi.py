@@ -12,8 +12,9 @@ from gmeta.core.errors import ConfigError
 from gmeta.layers.sequence.block import SequenceBlock
 from gmeta.layers.sequence.reading import SequenceView
 from gmeta.layers.sequence.stack import SequenceStack
-from gmeta.ops import RelativeBias, bias_attention, hstu_attention
+from gmeta.ops import RelativeBias, hstu_attention
 from gmeta.ops.hstu_layer import residual, rms_norm
+from gmeta.ops.jagged_attention import bias_attention
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

@@ -75,7 +75,8 @@ class SequenceStack(SequenceLayer):
         if not self.BLOCK.READS_ON:
             raise ConfigError(
                 f"{self.name}: {self.BLOCK.__name__} can't read on, as it keeps no keys and values: take "
-                "gmeta.layers.HSTU, or define its read and read_on (gmeta.layers.SequenceBlock)"
+                "gmeta.layers.HSTU, or define its read and read_on "
+                "(gmeta.layers.sequence.block.SequenceBlock)"
             )
         mask = self.mask
         if mask.by_time or not mask.causal or mask.full_tail:

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.semantic_ids import SemanticIds
-from gmeta.layers import FeatureConfig, SequenceStack
+from gmeta.layers import FeatureConfig
 from gmeta.layers.sequence.reading import sequence_view
+from gmeta.layers.sequence.stack import SequenceStack
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
@@ -85,10 +86,10 @@ class FlatRetriever(CodeModel):
     mean, over all items with a predecessor and on all ranks, of the sum over the item's digits of -log p.
 
     `retrieve` reads the history once and keeps the keys and values of each block; a digit of a beam is one
-    token, which attends to them and to the beam's digits before it (`gmeta.layers.SequenceStack.read_on`).
-    So each digit of each beam costs attention to D tokens for each item of the history: about
-    ``beams * D * D * n`` products. `GenerativeRetriever` reads a history as n tokens, and its beams don't
-    touch them.
+    token, which attends to them and to the beam's digits before it
+    (`gmeta.layers.sequence.stack.SequenceStack.read_on`). So each digit of each beam costs attention to D
+    tokens for each item of the history: about ``beams * D * D * n`` products. `GenerativeRetriever` reads a
+    history as n tokens, and its beams don't touch them.
 
     Batches, histories, `fit` and ranks are as in `NextItemModel`, `evaluate`, `sample` and masks as in
     `GenerativeRetriever`. As there are no rows to fetch, `compile` takes no `gmeta.Pipeline`. An item that

@@ -245,12 +245,16 @@ class GRM(Model):
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss over exposures, and their number."""
         x = only_columns(self.name, data)
+        before = self.predict_before(lambda: self.logits(x, training=False)[0])
         logits, layout = self.logits(x, training=True)
         labels = self.columns.labels(x, self.labels)
         loss, means = self._loss(logits, labels)
         loss = tf.add_n([loss, *self.losses])
 
         def measure() -> dict[str, tf.Tensor]:
+            if self.observer is not None:
+                users = self.columns.users(x, layout) if "task" in x else None
+                self.observer(x, labels, logits if before is None else before, None, users)
             self._count(loss, means, layout.exposures)
             self._of_compile.update(labels, logits)
             return self.get_metrics_result()

@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from gmeta.layers import SequenceBlock, SequenceStack
+from gmeta.layers.sequence.block import SequenceBlock
 from gmeta.layers.sequence.reading import AppendedPlace, Kept, SequenceView
+from gmeta.layers.sequence.stack import SequenceStack
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
 from gmeta.ops.jagged_attention import dense_mask

@@ -179,6 +179,9 @@ class FollowsModels:
             made.merged_keys = self.merged_keys
         made.import_(self.export(), replace=True)
         made.import_admission(self.export_admission())
+        made.clock = self.clock
+        if self.step_times is not None:
+            made.set_step_times(self.step_times)
         memo[id(self)] = made
         return made
 

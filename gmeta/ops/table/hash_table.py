@@ -26,6 +26,7 @@ from gmeta.ops.device import (
 )
 from gmeta.ops.distinct import unique
 from gmeta.ops.id_hash import HoldsMergedKeys
+from gmeta.ops.table.clock import HasClock
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.followed_optimizer import FollowsModels
 from gmeta.ops.table.read_ahead import ReadsAhead
@@ -57,6 +58,7 @@ class HashTable(
     ReadsAhead,
     NotesRemovals,
     HoldsMergedKeys,
+    HasClock,
     FollowsModels,
     tf.saved_model.experimental.TrackableResource,
 ):
@@ -141,8 +143,8 @@ class HashTable(
         self._optimizer = optimizer if optimizer is not None else Adam()
         self._start_following(follows)
         self._initializer = initializer if initializer is not None else Normal()
-        self._admission = admission or Always()
-        self._eviction = eviction
+        self._admission, self._eviction = admission or Always(), eviction
+        self._start_clock(eviction)
         self._precision = precision
         self._check_bound()
         with tf.init_scope():
@@ -307,12 +309,8 @@ class HashTable(
         grads = float_matrix(grads, self._owner, "grads", keys, self._dim)
         if finite:
             grads = refuse_bad([NamedGradient(self, grads, lambda: keys)], grads)
-        return _native.gmeta_hash_table_update(
-            table=self.resource_handle,
-            keys=keys,
-            gradients=grads,
-            learning_rate=tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32),
-        )
+        rate = tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32)
+        return self._sweep(_native.gmeta_hash_table_update(self.resource_handle, keys, grads, rate))
 
     def remove(self, keys: Any) -> tf.Tensor:
         """Remove keys with their records; absent keys are skipped.
@@ -337,7 +335,7 @@ class HashTable(
         Returns:
           () int64, the number of evicted rows.
         """
-        return _native.gmeta_hash_table_evict(self.resource_handle)
+        return self._evict_all()
 
     def contains(self, keys: Any) -> tf.Tensor:
         """Check which keys the table contains.
@@ -359,7 +357,7 @@ class HashTable(
         The table also grows automatically; reserving saves the time for allocating new memory.
 
         Args:
-          rows: The total number of rows, including existing ones.
+          rows: The total number of rows.
 
         Returns:
           The operation, in a graph; None in eager mode.
@@ -441,6 +439,8 @@ class HashTable(
         keys = keys_vector(records.keys, self._owner)
         width = self._optimizer.slot_floats(self._dim)
         self.imports += 1
+        if replace:
+            self.set_step_times([])
         return _native.gmeta_hash_table_import(
             table=self.resource_handle,
             keys=keys,

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from gmeta.core.row_formats import ABSENT, RowDtype, RowFormat
 from gmeta.initializers import portable_initial_rows, portable_round_to_float16
 from gmeta.ops.device import ACTIVE, portable_forms
 from gmeta.ops.table.finite import refuse_bad_rows
@@ -86,8 +88,9 @@ class FrozenTable(tf.Module):
 
     Args:
       keys: (n,) int64, distinct.
-      rows: (n, dim) float32.
+      rows: (n, dim) float32, finite.
       unknown: Computes the rows of keys that the table doesn't contain; called with only those keys.
+      dtype: How rows are held; see `RowFormat`.
 
     Example:
       >>> table = FrozenTable(
@@ -99,12 +102,14 @@ class FrozenTable(tf.Module):
       array([[2.], [0.], [1.]], dtype=float32)
     """
 
-    def __init__(self, keys: tf.Tensor, rows: tf.Tensor, unknown: UnknownRows) -> None:
+    def __init__(
+        self, keys: tf.Tensor, rows: tf.Tensor, unknown: UnknownRows, dtype: RowDtype = "float32"
+    ) -> None:
         super().__init__()
-        self.dim = int(rows.shape[1])
+        self.format = RowFormat(dtype, int(rows.shape[1]))
         self._unknown = unknown
         self._keys = tf.Variable(keys, trainable=False, name="keys")
-        self._rows = tf.Variable(rows, trainable=False, name="rows")
+        self._rows = tf.Variable(_encode(self.format, rows), trainable=False, name="rows")
         # TensorFlow can't fill a static table without entries.
         self._index = RowNumbers(self._keys) if self._keys.shape[0] else _all_absent
 
@@ -124,8 +129,27 @@ class FrozenTable(tf.Module):
         found, _ = tf.dynamic_partition(index, part, 2)
         _, absent = tf.dynamic_partition(keys, part, 2)
         places = tf.dynamic_partition(tf.range(tf.size(keys)), part, 2)
-        rows = tf.dynamic_stitch(places, [tf.gather(self._rows, found), self._unknown(absent)])
-        return tf.ensure_shape(rows, [None, self.dim])
+        trained = _decode(self.format, tf.gather(self._rows, found))
+        rows = tf.dynamic_stitch(places, [trained, self._unknown(absent)])
+        return tf.ensure_shape(rows, [None, self.format.dim])
+
+
+def _encode(form: RowFormat, rows: tf.Tensor) -> Any:
+    return rows if form.dtype == "float32" else form.encode(np.asarray(rows))
+
+
+def _decode(form: RowFormat, words: tf.Tensor) -> tf.Tensor:
+    """Compute the (n, dim) float32 rows of (n, width) words."""
+    if form.dtype == "float32":
+        return words
+    if form.dtype == "bfloat16":
+        return _numbers(form, words, tf.bfloat16)
+    return _numbers(form, words[:, 1:], tf.int8) * tf.bitcast(words[:, :1], tf.float32)
+
+
+def _numbers(form: RowFormat, words: tf.Tensor, kind: tf.DType) -> tf.Tensor:
+    numbers = tf.reshape(tf.bitcast(words, kind), [-1, words.shape[1] * 4 // kind.size])
+    return tf.cast(numbers[:, : form.dim], tf.float32)
 
 
 # A copy whose rows a running server replaces, for exports that accept deltas.
@@ -137,18 +161,22 @@ class LiveRows(tf.saved_model.experimental.TrackableResource):
     A checkpoint of it stores its content, so a SavedModel needs no additional variable.
 
     Args:
-      dim: The width of a row.
+      form: The format of the rows.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, form: RowFormat) -> None:
         super().__init__(device="CPU")
-        self._dim = dim
+        self._form = form
         self._shared_name = ""
         with tf.init_scope():
             _ = self.resource_handle
 
     def _create_resource(self) -> tf.Tensor:
-        kinds = {"key_dtype": tf.int64, "value_dtype": tf.float32, "value_shape": [self._dim]}
+        kinds = {
+            "key_dtype": tf.int64,
+            "value_dtype": self._form.kind,
+            "value_shape": [self._form.width],
+        }
         if self._shared_name:
             return tf.raw_ops.MutableHashTableOfTensorsV2(shared_name=self._shared_name, **kinds)
         return tf.raw_ops.AnonymousMutableHashTableOfTensors(**kinds)
@@ -162,7 +190,7 @@ class LiveRows(tf.saved_model.experimental.TrackableResource):
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         keys, rows = tf.raw_ops.LookupTableExportV2(
-            table_handle=self.resource_handle, Tkeys=tf.int64, Tvalues=tf.float32
+            table_handle=self.resource_handle, Tkeys=tf.int64, Tvalues=self._form.kind
         )
         return {"keys": keys, "rows": rows}
 
@@ -184,6 +212,7 @@ class LiveTable(tf.Module):
       keys: (n,) int64, distinct.
       rows: (n, dim) float32.
       unknown: As for `FrozenTable`.
+      dtype: As for `FrozenTable`.
 
     Example:
       >>> table = LiveTable(
@@ -196,12 +225,15 @@ class LiveTable(tf.Module):
       [[2.0], [0.0], [1.0]]
     """
 
-    def __init__(self, keys: tf.Tensor, rows: tf.Tensor, unknown: UnknownRows) -> None:
+    def __init__(
+        self, keys: tf.Tensor, rows: tf.Tensor, unknown: UnknownRows, dtype: RowDtype = "float32"
+    ) -> None:
         super().__init__()
-        self.dim = int(rows.shape[1])
+        self.format = RowFormat(dtype, int(rows.shape[1]))
         self._unknown = unknown
-        self._rows = LiveRows(self.dim)
-        self.upsert(keys, rows)
+        self._rows = LiveRows(self.format)
+        self._absent = np.array(ABSENT, np.int32).view(self.format.kind)[()]
+        self.upsert(keys, _encode(self.format, rows))
 
     @property
     def size(self) -> int:
@@ -209,7 +241,7 @@ class LiveTable(tf.Module):
         return int(tf.raw_ops.LookupTableSizeV2(table_handle=self._rows.resource_handle))
 
     def upsert(self, keys: tf.Tensor, rows: tf.Tensor) -> Any:
-        """Set the rows of (n,) int64 keys, (n, dim) float32."""
+        """Set the rows of (n,) int64 keys, (n, width) words in the table's format."""
         return tf.raw_ops.LookupTableInsertV2(table_handle=self._rows.resource_handle, keys=keys, values=rows)
 
     def remove(self, keys: tf.Tensor) -> Any:
@@ -220,10 +252,11 @@ class LiveTable(tf.Module):
         found = tf.raw_ops.LookupTableFindV2(
             table_handle=self._rows.resource_handle,
             keys=keys,
-            default_value=tf.fill([self.dim], float("nan")),
+            default_value=tf.fill([self.format.width], self._absent),
         )
-        found = tf.ensure_shape(found, [None, self.dim])
-        return found, tf.math.is_nan(found[:, 0])
+        found = tf.ensure_shape(found, [None, self.format.width])
+        first = found[:, 0]
+        return found, tf.math.is_nan(first) if first.dtype.is_floating else tf.equal(first, self._absent)
 
     def contains(self, keys: tf.Tensor) -> tf.Tensor:
         """Return which of (n,) int64 keys the table holds, (n,) bool."""
@@ -231,10 +264,11 @@ class LiveTable(tf.Module):
 
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
         """Look up the (n, dim) rows of (n,) int64 keys."""
-        rows, absent = self._find(keys)
+        words, absent = self._find(keys)
         places = tf.where(absent)
         unknown = self._unknown(tf.gather_nd(keys, places))
-        return tf.ensure_shape(tf.tensor_scatter_nd_update(rows, places, unknown), [None, self.dim])
+        rows = tf.tensor_scatter_nd_update(_decode(self.format, words), places, unknown)
+        return tf.ensure_shape(rows, [None, self.format.dim])
 
 
 class PortableTables:
@@ -243,10 +277,13 @@ class PortableTables:
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
       live: Whether the copies can be changed.
+      dtype: How the copies hold rows.
     """
 
-    def __init__(self, unknown: Callable[[HashTable], UnknownRows], live: bool = False) -> None:
-        self._unknown, self.live = unknown, live
+    def __init__(
+        self, unknown: Callable[[HashTable], UnknownRows], live: bool = False, dtype: RowDtype = "float32"
+    ) -> None:
+        self._unknown, self.live, self._dtype = unknown, live, dtype
         self._frozen: dict[int, tuple[HashTable, FrozenTable | LiveTable]] = {}
 
     @property
@@ -265,7 +302,7 @@ class PortableTables:
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
                 refuse_bad_rows(table, records.keys, records.rows)
                 kind = LiveTable if self.live else FrozenTable
-                copy = kind(records.keys, records.rows, self._unknown(table))
+                copy = kind(records.keys, records.rows, self._unknown(table), self._dtype)
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]
 
@@ -291,7 +328,10 @@ def initial_rows_of(table: HashTable) -> UnknownRows:
 
 @contextmanager
 def portable_ops(
-    unknown: Callable[[HashTable], UnknownRows] = initial_rows_of, *, live: bool = False
+    unknown: Callable[[HashTable], UnknownRows] = initial_rows_of,
+    *,
+    live: bool = False,
+    dtype: RowDtype = "float32",
 ) -> Iterator[PortableTables]:
     """Make gmeta's ops use their form in plain TensorFlow, in this thread and inside this block.
 
@@ -300,6 +340,7 @@ def portable_ops(
     Args:
       unknown: Table -> the rows of keys that it doesn't hold.
       live: Whether the tables' copies can be changed (`LiveTable`).
+      dtype: How the copies hold rows (`RowFormat`).
 
     Yields:
       The tables that were read; an exported object must keep them.
@@ -312,6 +353,6 @@ def portable_ops(
       >>> [op.type for op in graph.get_operations() if "Gmeta" in op.type]
       []
     """
-    tables = PortableTables(unknown, live)
+    tables = PortableTables(unknown, live, dtype)
     with portable_forms(tables):
         yield tables

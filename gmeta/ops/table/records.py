@@ -197,7 +197,7 @@ _DTYPES = {
 }
 """Name of a saved tensor -> its dtype. The names are part of the file format."""
 
-_LAYOUT, _WHOLE = "-layout", "whole"
+_LAYOUT, _WHOLE, _TIMES = "-layout", "whole", "step_times"
 
 
 @contextmanager
@@ -286,7 +286,14 @@ class SavedByTensorFlow:
         return {"dim": table.dim, "optimizer": table.optimizer.kind}
 
     def _saved_layout(self) -> tf.Tensor:
-        return tf.constant(json.dumps({**self._layout(), _WHOLE: True}))
+        table: Any = self
+        layout = json.dumps({**self._layout(), _WHOLE: True})
+        if table.step_times is None:
+            return tf.constant(layout)
+        times = tf.strings.reduce_join(
+            tf.strings.as_string(tf.reshape(table.step_times, [-1])), separator=","
+        )
+        return tf.strings.join([f'{layout[:-1]}, "{_TIMES}": [', times, "]}"])
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         if are_saved_elsewhere() or not tf.executing_eagerly():
@@ -308,7 +315,7 @@ class SavedByTensorFlow:
         admission = AdmissionState(*(restored_tensors[f"-admission_{n}"] for n in AdmissionState._fields))
         if tf.executing_eagerly():
             noted = json.loads(restored_tensors[_LAYOUT].numpy())
-            layout = {name: noted[name] for name in noted if name != _WHOLE}
+            layout = {name: noted[name] for name in noted if name not in (_WHOLE, _TIMES)}
             if layout != self._layout():
                 if not table.follows:
                     raise ConfigError(
@@ -320,6 +327,8 @@ class SavedByTensorFlow:
                 refuse_part(table._owner, noted)
                 records, admission = self._owned(records, admission)
         replaced = table.import_(records, replace=True)
+        if tf.executing_eagerly():
+            table.set_step_times(noted.get(_TIMES, []))
         with tf.control_dependencies([] if replaced is None else [replaced]):
             return table.import_admission(admission)
 

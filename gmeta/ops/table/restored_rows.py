@@ -286,6 +286,7 @@ class TableSnapshot:
         with tf.init_scope():
             self.step, self._state = int(table.step()), _state(table)
             self.admission: AdmissionState = table.export_admission()
+            self._times = table.step_times
             if table.device == "gpu":
                 with tf.device("CPU:0"):
                     self._records = Records(*(tf.identity(part) for part in table.export()))
@@ -312,6 +313,7 @@ class TableSnapshot:
                 except tf.errors.InvalidArgumentError as error:
                     raise ConfigError(self._end_reason) from error
             self.table.import_admission(self.admission)
+            self.table.set_step_times([] if self._times is None else self._times)
 
     def records(self) -> Records:
         """Return the table's records at the time of the snapshot, for another table.

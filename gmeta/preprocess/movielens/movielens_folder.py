@@ -1,7 +1,7 @@
 """MovieLens folders: their layout, users, items and ratings file.
 
 The name of the ratings file identifies the layout: ``u.data`` is MovieLens-100K's, ``ratings.dat``
-MovieLens-1M's, and ``ratings.csv.gz`` that of MovieLens-1M with MeLU's split (`melu_records`). Users and
+MovieLens-1M's, and ``ratings.csv.gz`` that of MovieLens-1M with MeLU's split. Users and
 items are small and are read completely into an `AttributeTable`; ratings remain lines for an engine to map.
 """
 
@@ -15,21 +15,26 @@ from functools import partial
 from pathlib import Path
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.movielens import melu_records
-from gmeta.preprocess.movielens.melu_records import Cells
 from gmeta.preprocess.movielens.movielens_records import (
     GENRES,
     ITEM_COLUMNS,
+    MELU_ITEM_COLUMNS,
+    MELU_ITEM_NAMES,
+    MELU_USER_NAMES,
     USER_COLUMNS,
     AttributeTable,
+    Cells,
     RawFile,
     item_row_1m,
     item_row_100k,
+    item_row_melu,
+    list_writers,
     parse_integer,
     show,
     split_fields,
     user_row_1m,
     user_row_100k,
+    user_row_melu,
 )
 from gmeta.preprocess.shape_spec import Join
 from gmeta.preprocess.source import BadRecord, BadRecords, Reason
@@ -241,14 +246,14 @@ def load(layout: Layout, read: Callable[[str], RawFile], bad: BadRecords) -> Mov
         occupations = {name: index for index, (_, name) in enumerate(occupation_file.lines())}
         user_row, item_row = (lambda fields: user_row_100k(fields, occupations)), item_row_100k
     if layout is ML_1M_MELU:
-        names = melu_records.USER_NAMES, melu_records.ITEM_COLUMNS
-        lists = {name: read(f"m_{name}.txt") for name in (*names[0], *melu_records.ITEM_NAMES)}
+        names = MELU_USER_NAMES, MELU_ITEM_COLUMNS
+        lists = {name: read(f"m_{name}.txt") for name in (*names[0], *MELU_ITEM_NAMES)}
         files += lists.values()
         known = {name: _number(line for _, line in file.lines()) for name, file in lists.items()}
-        known["writer"] = _number(melu_records.list_writers(_whole_rows(items, layout.items)))
+        known["writer"] = _number(list_writers(_whole_rows(items, layout.items)))
         user_row, item_row = (
-            partial(melu_records.user_row, vocabularies=known),
-            partial(melu_records.item_row, vocabularies=known),
+            partial(user_row_melu, vocabularies=known),
+            partial(item_row_melu, vocabularies=known),
         )
     table = _table(items, layout.items, names[1], item_row, bad)
     return MovieLens(

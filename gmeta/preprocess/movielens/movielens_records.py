@@ -14,6 +14,27 @@ age         bucket 0..6: how many of 18, 25, 35, 45, 50, 56 the age reaches
 occupation  ML-100K: line in ``u.occupation``, from 0; ML-1M: the code in ``users.dat``
 area        first character of the postal code in base 36 (a digit, or A=10 to Z=35), else 36
 ==========  ================================================================================
+
+MeLU (Lee et al., KDD 2019) adds to MovieLens-1M data on each movie from a film encyclopaedia, a list of
+every name (``m_actor.txt`` and seven more), and a split of the ratings by new and old users and movies. A
+name's number is its line in its list, from 0, as in MeLU's own code. Its attributes:
+
+==========  ==================================================================================================
+year        of release; not a feature of MeLU
+rate        film rating (G, PG, R and so on)
+genre       a list; 25 genres, finer than MovieLens' own
+director    a list; text in parentheses after a name, such as ``(co-director)``, is removed
+actor       a list; parentheses are kept
+writer      a list; text in parentheses is removed; not a feature of MeLU
+gender      ``users.dat``
+age         the group of ``users.dat``
+occupation  the code of ``users.dat``
+zipcode     its first five characters
+==========  ==================================================================================================
+
+An unknown value (``N/A``) is the entry ``nan`` of its list. A name that isn't in its list is bad; the
+published files have no such name. Writers have no file: their list is made from the movies, ``nan`` and then
+all names in the order of their bytes. List attributes are ascending and hold each number once.
 """
 
 from __future__ import annotations
@@ -24,10 +45,10 @@ import io
 import re
 import zlib
 from bisect import bisect_right
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -333,3 +354,109 @@ class AttributeTable:
             name: gather_ragged(column, rows) if isinstance(column, tuple) else column[rows]
             for name, column in self.columns.items()
         }
+
+
+# The lines that MeLU published.
+
+PARTITIONS = ("warm", "user_cold", "item_cold", "both_cold")
+"""MeLU's split: ratings of old users and movies; of new users; of new movies; of new users and movies."""
+
+MELU_ITEM_NAMES = ("rate", "genre", "director", "actor")
+MELU_USER_NAMES = ("gender", "age", "occupation", "zipcode")
+MELU_ITEM_COLUMNS = ("year", *MELU_ITEM_NAMES, "writer")
+MELU_HEADER = b"user,movie,rating,partition"
+
+_MELU_UNKNOWN = {b"", b"N/A", b"nan"}
+_PARENTHESES = re.compile(rb"\([^()]*\)")
+_PARTITION_INDEX = {name.encode(): number for number, name in enumerate(PARTITIONS)}
+_ZIPCODE = 5
+_WRITERS = 7  # the place of the field
+
+Vocabulary = Mapping[bytes, int]
+Cells = tuple[int | tuple[int, ...], ...]
+
+
+class PartitionedRating(NamedTuple):
+    """A parsed line of the ratings file."""
+
+    task: int
+    item: int
+    rating: float
+    partition: int
+
+
+def item_row_melu(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) -> Cells:
+    """Parse the attributes of a line of ``movies_extrainfos.dat``, in the order of `MELU_ITEM_COLUMNS`.
+
+    Args:
+      fields: id, title, year, rate, day of release, genres, directors, writers, actors, plot, poster; names
+        of a list are separated by a comma and a space.
+      vocabularies: One for each of `MELU_ITEM_NAMES`, and ``"writer"``.
+
+    Raises:
+      BadRecord: A name isn't in its vocabulary, or the year isn't a number.
+    """
+    year, rate, genres, directors, writers, actors = (fields[place] for place in (2, 3, 5, 6, _WRITERS, 8))
+    return (
+        parse_integer(year, "year"),
+        _melu_number(rate, "rate", vocabularies),
+        _melu_numbers(genres, "genre", vocabularies),
+        _melu_numbers(_PARENTHESES.sub(b"", directors), "director", vocabularies),
+        _melu_numbers(actors, "actor", vocabularies),
+        _melu_numbers(_PARENTHESES.sub(b"", writers), "writer", vocabularies),
+    )
+
+
+def list_writers(movies: Iterable[Sequence[bytes]]) -> list[bytes]:
+    """Make the list of writers from the fields of all movies, as `item_row_melu` takes them."""
+    names = {
+        name.strip() for fields in movies for name in _PARENTHESES.sub(b"", fields[_WRITERS]).split(b", ")
+    }
+    return [b"nan", *sorted(names - _MELU_UNKNOWN)]
+
+
+def user_row_melu(fields: Sequence[bytes], vocabularies: Mapping[str, Vocabulary]) -> tuple[int, ...]:
+    """Parse the attributes of a line of ``users.dat``, in the order of `MELU_USER_NAMES`.
+
+    Args:
+      fields: id, gender, age group, occupation's code, postal code.
+      vocabularies: One for each of `MELU_USER_NAMES`.
+
+    Raises:
+      BadRecord: A value isn't in its vocabulary.
+    """
+    values = *fields[1:4], fields[4][:_ZIPCODE]
+    return tuple(
+        _melu_number(value, name, vocabularies) for name, value in zip(MELU_USER_NAMES, values, strict=True)
+    )
+
+
+def rating_row_melu(fields: Sequence[bytes]) -> PartitionedRating:
+    """Parse a line of the ratings file: user, movie, rating, partition.
+
+    Raises:
+      BadRecord: A field isn't a number, the rating is out of range, or the partition isn't one of
+        `PARTITIONS`.
+    """
+    user, movie, rating, partition = fields
+    if partition not in _PARTITION_INDEX:
+        raise BadRecord(
+            Reason.UNKNOWN_CODE, f"partition must be one of {', '.join(PARTITIONS)}, got {show(partition)}"
+        )
+    return PartitionedRating(
+        parse_integer(user, "user id"),
+        parse_integer(movie, "movie id"),
+        parse_rating(rating),
+        _PARTITION_INDEX[partition],
+    )
+
+
+def _melu_numbers(names: bytes, kind: str, vocabularies: Mapping[str, Vocabulary]) -> tuple[int, ...]:
+    return tuple(sorted({_melu_number(name.strip(), kind, vocabularies) for name in names.split(b", ")}))
+
+
+def _melu_number(name: bytes, kind: str, vocabularies: Mapping[str, Vocabulary]) -> int:
+    found = vocabularies[kind].get(b"nan" if name in _MELU_UNKNOWN else name)
+    if found is None:
+        raise BadRecord(Reason.UNKNOWN_CODE, f"{kind} {show(name)} isn't in m_{kind}.txt")
+    return found

@@ -18,9 +18,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gmeta.preprocess.config import PlanConfig, Progress
-from gmeta.preprocess.movielens.melu_records import HEADER, ITEM_COLUMNS, PARTITIONS, USER_NAMES, rating_row
 from gmeta.preprocess.movielens.movielens_folder import FileForm, MovieLens
-from gmeta.preprocess.movielens.movielens_records import parse_integer, parse_rating, show, split_fields
+from gmeta.preprocess.movielens.movielens_records import (
+    MELU_HEADER,
+    MELU_ITEM_COLUMNS,
+    MELU_USER_NAMES,
+    PARTITIONS,
+    parse_integer,
+    parse_rating,
+    rating_row_melu,
+    show,
+    split_fields,
+)
 from gmeta.preprocess.plan.texts import TextCollector
 from gmeta.preprocess.source import NUMBER, BadRecord, BadRecords, Columns, Ints, Reason, Source
 from gmeta.preprocess.table_spec import TEXTS_LIMIT, ColumnSpec, TableSpec
@@ -183,10 +192,13 @@ MELU_SPEC = TableSpec(
         "task": ColumnSpec(dtype="int64", is_list=False),
         "item": ColumnSpec(dtype="int64", is_list=False),
         "rating": ColumnSpec(dtype="float32", is_list=False),
-        **{name: ColumnSpec(dtype="int64", is_list=name in _LISTS) for name in (*ITEM_COLUMNS, *USER_NAMES)},
+        **{
+            name: ColumnSpec(dtype="int64", is_list=name in _LISTS)
+            for name in (*MELU_ITEM_COLUMNS, *MELU_USER_NAMES)
+        },
     },
 )
-"""The columns of the data set; `gmeta.preprocess.movielens.melu_records` explains the numbers."""
+"""The columns of the data set; `gmeta.preprocess.movielens.movielens_records` explains the numbers."""
 
 MELU_DEFAULTS = PlanConfig(min_rows=13, max_rows=100, partitions=PARTITIONS)
 _MELU_RATING = np.dtype(
@@ -243,10 +255,10 @@ class MeluSource(MovieLensSource):
             file, form = self._folder.ratings, self._folder.layout.ratings
             rows: list[tuple[Any, ...]] = []
             for number, line in file.lines():
-                if number == 1 and line == HEADER:
+                if number == 1 and line == MELU_HEADER:
                     continue
                 try:
-                    row = rating_row(split_fields(line, form.separator, form.fields))
+                    row = rating_row_melu(split_fields(line, form.separator, form.fields))
                     if row.task not in users:
                         raise BadRecord(Reason.UNKNOWN_USER, f"user {row.task} isn't in the users file")
                     if row.item not in items:

@@ -1,4 +1,4 @@
-"""The collection of hashed texts, and of items' titles, while rows are read (`gmeta.core.texts`).
+"""The collection of hashed texts, and of items' titles, while rows are read (`gmeta.core.data_manifest`).
 
 Every engine collects with a `TextCollector`, from the good records of its part of the input. Parts are joined
 as sets, so the files don't depend on the number or the order of parts, or on parts that are read twice.
@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gmeta.core.data_manifest import TextFile
-from gmeta.core.texts import FOLDER, TEXT, TITLE, VALUE, file_name
+from gmeta.core.data_manifest import TEXT, TEXTS_FOLDER, TITLE, VALUE, TextFile, texts_file
 from gmeta.preprocess.plan.normalisation import Normalised, lists_of
 from gmeta.preprocess.source import Columns, Ints
 from gmeta.preprocess.table_spec import RESERVED, ColumnSpec, TableSpec
@@ -231,7 +230,7 @@ class TextCollector:
             if len(own) and len(titles):
                 whole = own.join(titles.rename_columns([VALUE, TITLE]), VALUE, join_type="full outer")
             if len(whole):
-                path = folder / file_name(name)
+                path = folder / texts_file(name)
                 path.parent.mkdir(exist_ok=True)
                 whole = whole.sort_by(VALUE).combine_chunks().replace_schema_metadata({_COLUMN: name})
                 pq.write_table(whole, path, compression="zstd", row_group_size=1 << 16)
@@ -241,11 +240,11 @@ class TextCollector:
 def text_files(folder: Path) -> dict[str, TextFile]:
     """Return column -> its file of texts in the folder of a data set."""
     found = {}
-    for path in sorted((folder / FOLDER).glob("*.parquet")):
+    for path in sorted((folder / TEXTS_FOLDER).glob("*.parquet")):
         metadata, content = pq.read_metadata(path), path.read_bytes()
         column = metadata.metadata[_COLUMN.encode()].decode()
         digest = hashlib.sha256(content).hexdigest()
-        found[column] = TextFile(file_name(column), metadata.num_rows, len(content), digest)
+        found[column] = TextFile(texts_file(column), metadata.num_rows, len(content), digest)
     return found
 
 

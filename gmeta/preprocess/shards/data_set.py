@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gmeta.core.data_manifest import Manifest, Shard, Split
+from gmeta.core.data_manifest import TEXT, TITLE, Manifest, Shard, Split, Texts
 from gmeta.core.errors import DataError
 from gmeta.core.group_index import LAYOUTS, Codec, GroupIndex, Layout
 from gmeta.core.native import FunctionTypes, load_functions
 from gmeta.core.schema import Column, Schema
-from gmeta.core.texts import TEXT, TITLE, Texts
 from gmeta.preprocess.config import PlanConfig
 from gmeta.preprocess.plan.placement import PLAN_VERSION, splits
 from gmeta.preprocess.plan.texts import text_files

@@ -1,5 +1,6 @@
 // When the shards of a table are swept: each once in a fixed number of steps, at the end of an
-// update, and the turns of the shards are spread evenly over these steps.
+// update, and the turns of the shards are spread evenly over these steps. Sweeps by a clock have
+// kTurns turns, which are spread evenly over a fixed time (step_times.h).
 //
 // A turn depends on the step alone, so a restored table sweeps at the same steps as one that was
 // never interrupted.
@@ -7,6 +8,7 @@
 #ifndef GMETA_OPS_TABLE_CORE_SWEEP_SCHEDULE_H_
 #define GMETA_OPS_TABLE_CORE_SWEEP_SCHEDULE_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "ops/common/host_device.h"
@@ -35,6 +37,13 @@ class SweepSchedule {
   uint64_t steps_ = 0;
   uint64_t offset_ = 0;
 };
+
+constexpr int64_t kTurns = 64;
+
+// Whether a shard's turn is one of `turns`, one bit each. A table has 1, 2, 4, ... or kTurns shards.
+inline bool IsTurnOf(size_t shard, size_t shards, uint64_t turns) {
+  return (turns >> (shard * (kTurns / shards)) & 1) != 0;
+}
 
 }  // namespace gmeta
 

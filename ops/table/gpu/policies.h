@@ -103,6 +103,13 @@ class GpuTablePolicies {
     }
     return due;
   }
+  uint64_t ShardsIn(uint64_t turns) const {
+    uint64_t due = 0;
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      if (IsTurnOf(i, sizes_.size(), turns)) due |= uint64_t{1} << i;
+    }
+    return due;
+  }
   uint64_t all_shards() const { return ~uint64_t{0} >> (64 - sizes_.size()); }
 
   // Takes shards out of a nonempty set: one, and others as long as they all have `most` rows at

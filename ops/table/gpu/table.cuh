@@ -132,7 +132,7 @@ class GpuTable {
   void Contains(const int64_t* keys, int64_t n, uint8_t* found, cudaStream_t stream);
   // `removed` is null or receives the number of removed rows.
   void Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStream_t stream);
-  uint64_t Evict(cudaStream_t stream);
+  uint64_t Evict(int64_t at, uint64_t turns, cudaStream_t stream);
 
   void Reserve(uint64_t rows);
   void Clear();
@@ -274,9 +274,10 @@ class GpuTable {
   // Evict before a batch that inserts, and after an update.
   void EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream);
   void SweepDueShards(cudaStream_t stream);
-  uint64_t EvictShards(uint64_t shards, bool sweep, cudaStream_t stream);
+  // As of step `now`, if rows expire in a sweep.
+  uint64_t EvictShards(uint64_t shards, bool sweep, uint32_t now, cudaStream_t stream);
   // The same for shards that have n rows.
-  uint64_t EvictSome(uint64_t shards, uint32_t n, bool sweep, cudaStream_t stream);
+  uint64_t EvictSome(uint64_t shards, uint32_t n, bool sweep, uint32_t now, cudaStream_t stream);
   // Notes the victims of each shard, whose keys begin at starts[2 * shard]. Returns their number.
   uint64_t NoteEvicted(const uint32_t* starts, const uint32_t* victims, const int64_t* keys,
                        cudaStream_t stream);

@@ -193,9 +193,10 @@ int gmeta_gpu_table_remove(gmeta_gpu_table* table, const int64_t* keys, int64_t 
   return With(table, [&](GpuTable& own) { own.Remove(keys, n, removed, StreamOf(stream)); });
 }
 
-int gmeta_gpu_table_evict(gmeta_gpu_table* table, int64_t* evicted, void* stream) {
+int gmeta_gpu_table_evict(gmeta_gpu_table* table, int64_t at, uint64_t turns, int64_t* evicted,
+                          void* stream) {
   return With(table, [&](GpuTable& own) {
-    const uint64_t went = own.Evict(StreamOf(stream));
+    const uint64_t went = own.Evict(at, turns, StreamOf(stream));
     if (evicted != nullptr) *evicted = static_cast<int64_t>(went);
   });
 }

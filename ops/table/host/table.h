@@ -298,8 +298,7 @@ class Table {
     Import(columns, n, parallel_for);
   }
 
-  // Makes room for `rows` rows in total, so that none of them waits for memory or for growth. The
-  // table may still hold more rows.
+  // Makes room for `rows` rows in total, so that none waits for memory. A table may hold more rows.
   void Reserve(uint64_t rows) {
     std::unique_lock<std::shared_mutex> lock(snapshot_);
     const uint64_t held = size();
@@ -314,14 +313,15 @@ class Table {
         .Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
   }
 
-  // Evicts expired rows and rows above the bound, without waiting for a lookup. Returns how many
-  // rows were evicted.
+  // Evicts now, as of step `at` (-1: its own), in shards whose turn `turns` has. Returns the number.
   template <class ParallelFor>
-  uint64_t Evict(const ParallelFor& parallel_for) {
+  uint64_t Evict(const ParallelFor& parallel_for, int64_t at = -1, uint64_t turns = ~uint64_t{0}) {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
+    const uint32_t step = at < 0 ? now() : static_cast<uint32_t>(at);
     std::atomic<uint64_t> evictions{0};
-    ForEach(parallel_for, shards_.size(), (size() / shards_.size() + 1) * 20,
-            [&](size_t i) { evictions += shards_[i]->Evict(now()); });
+    ForEach(parallel_for, shards_.size(), (size() / shards_.size() + 1) * 20, [&](size_t i) {
+      if (IsTurnOf(i, shards_.size(), turns)) evictions += shards_[i]->Evict(step);
+    });
     return evictions;
   }
 

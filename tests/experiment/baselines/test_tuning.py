@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.experiment.baselines import pseudo_cold
+from gmeta.experiment.baselines import task_rows as rows_of_tasks
 from gmeta.experiment.baselines.biases import ItemMean
-from gmeta.experiment.baselines.pseudo_cold import choose, cut_folds, hide_items
-from gmeta.experiment.baselines.task_rows import ItemNumbers, Rows, Tasks, cut_blocks
+from gmeta.experiment.baselines.task_rows import (
+    ItemNumbers,
+    Rows,
+    Tasks,
+    choose,
+    cut_blocks,
+    cut_folds,
+    hide_items,
+)
 from gmeta.experiment.baselines.tuning import Baselines
 from support.drawn_batches import task_rows, tasks_of
 
@@ -54,8 +61,8 @@ def test_a_task_without_query_rows_is_fitted_to_and_plays_no_new_task():
 
 def test_no_more_tasks_take_part_than_there_is_time_for(monkeypatch):
     tasks = tasks_of(0, [4] * 60, [1] * 60, 5)
-    monkeypatch.setattr(pseudo_cold, "MOST_ROWS", 150)
-    monkeypatch.setattr(pseudo_cold, "MOST_PAIRS", 32)
+    monkeypatch.setattr(rows_of_tasks, "MOST_ROWS", 150)
+    monkeypatch.setattr(rows_of_tasks, "MOST_PAIRS", 32)
     folds = cut_folds(tasks)
     assert [len(fold.warm.items) for fold in folds] == [100, 100, 100]
     assert [len(fold.cold) for fold in folds] == [8, 8, 8]

@@ -9,7 +9,8 @@ import pytest
 
 from gmeta.core.errors import ConfigError, StoreError, StoreUnavailableError
 from gmeta.core.schema import Column
-from gmeta.io import ArrowSource, FetchPolicy, HBaseSource
+from gmeta.io import ArrowSource, HBaseSource
+from gmeta.io.features import FetchPolicy
 from support.hbase_server import HBaseServer, hang_up
 
 ROWS = pa.table({"key": range(100), "price": range(100), "tags": [[i, i] for i in range(100)]})

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError, StoreError
 from gmeta.core.schema import Column
-from gmeta.io import ArrowSource, FetchPolicy, HBaseSource, RocksDBSource
+from gmeta.io import ArrowSource, HBaseSource, RocksDBSource
+from gmeta.io.features import FetchPolicy
 from gmeta.io.features.cells import arrow_type
 from gmeta.io.features.feature_source import NEWEST
 from support.hbase_server import HBaseServer

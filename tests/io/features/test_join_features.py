@@ -7,7 +7,8 @@ import tensorflow as tf
 
 import gmeta.io
 from gmeta.core.errors import ConfigError, DataError, StoreUnavailableError
-from gmeta.io import ArrowSource, FetchPolicy, ReadOptions, join_features, tasks
+from gmeta.io import ArrowSource, ReadOptions, join_features, tasks
+from gmeta.io.features import FetchPolicy
 from gmeta.io.reader_stats import data_errors
 from gmeta.io.readers.read_options import OneEpoch
 from support.grouped_data import grouped_columns, write_folder

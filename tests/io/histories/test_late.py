@@ -15,6 +15,7 @@ import tensorflow as tf
 from gmeta import io
 from gmeta.core.errors import ConfigError
 from gmeta.io.readers.read_options import OneEpoch
+from gmeta.io.service.pieces import ServedPosition
 from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, prepare
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.synthetic.exposures import EXPOSURE_SPEC, ExposureConfig, write_exposures
@@ -112,7 +113,7 @@ def read_by_a_worker(data, workers):
     def examples(start):
         return late(data, EVENTS, 20, sequences_per_batch=9, seed=1, start=start)
 
-    served = io.distribute(examples, workers, position=io.ServedPosition(3, epoch=1), at_once=1)
+    served = io.distribute(examples, workers, position=ServedPosition(3, epoch=1), at_once=1)
     found = [plain(batch) for batch in served]
     pieces = [OneEpoch(1, piece, 3) for piece in range(3)]
     return found, [plain(batch) for piece in pieces for batch in examples(piece)], worker.interrupt()

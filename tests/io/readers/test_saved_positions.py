@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.io import ReadingPosition, ServedPosition
+from gmeta.io import ReadingPosition
 from gmeta.io.readers.epoch import EpochPlan
+from gmeta.io.service.pieces import ServedPosition
 
 # The files of tf.train.Checkpoint(reading=ReadingPosition(), served=ServedPosition(2)), compressed.
 INDEX = """

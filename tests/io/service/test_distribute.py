@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.io import ReadOptions, ServedPosition, distribute, groups, tasks
+from gmeta.io import ReadOptions, distribute, groups, tasks
 from gmeta.io.reader_stats import ReaderStats, data_errors
 from gmeta.io.readers.read_options import OneEpoch, ReadingTime
+from gmeta.io.service.pieces import ServedPosition
 from gmeta.io.service.worker import WorkerServer
 from gmeta.io.service.worker_pool import WorkerPool
 from support.grouped_data import write_folder

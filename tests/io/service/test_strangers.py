@@ -16,8 +16,9 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError
-from gmeta.io import ServedPosition, distribute
+from gmeta.io import distribute
 from gmeta.io.service import worker as service
+from gmeta.io.service.pieces import ServedPosition
 from gmeta.io.service.worker import key_of, split_address
 from gmeta.io.service.worker_pool import WorkerPool
 from support.reading_workers import worker_thread

@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 
 from gmeta.layers.sequence.hstu import HSTUBlock
-from gmeta.ops import AttentionMask, Jagged, RelativeBias, bias_attention, hstu_attention
+from gmeta.ops import AttentionMask, Jagged, RelativeBias, hstu_attention
 from gmeta.ops.attention_inputs import BUCKETS
 from gmeta.ops.hstu_layer import hstu_mix, layer_norm, norm_and_pass, residual
+from gmeta.ops.jagged_attention import bias_attention
 from gmeta.ops.table.portable_tables import portable_ops
 
 pytestmark = pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU")

@@ -13,11 +13,11 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training import saver
 
 from gmeta import testing as reference
-from gmeta.ops import AttentionMask, RelativeBias, bias_attention, hstu_attention
+from gmeta.ops import AttentionMask, RelativeBias, hstu_attention
 from gmeta.ops import device as attention_device
 from gmeta.ops import jagged_attention as module
 from gmeta.ops.attention_inputs import bucket_starts, time_bucket
-from gmeta.ops.jagged_attention import padded_attention
+from gmeta.ops.jagged_attention import bias_attention, padded_attention
 from gmeta.ops.table.portable_tables import portable_ops
 
 MASKS = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from gmeta.core.errors import ConfigError
-from gmeta.ops import unique
+from gmeta.ops.distinct import unique
 
 INT64 = np.iinfo(np.int64)
 

@@ -36,6 +36,8 @@ EVICTIONS = [
     policies.LFU(max_bytes=20 * ROW + 5),
     policies.TTL(steps=2),
     policies.TTL(steps=4, every=3, max_rows=16),
+    policies.TTL(seconds=3, every=0.5),
+    policies.TTL(seconds="2m", max_rows=17),
     policies.MinNorm(threshold=1.5, every=2),
     policies.MinNorm(threshold=1.0, max_rows=17),
 ]
@@ -61,7 +63,11 @@ operation = st.one_of(
 def pair(admission, eviction, initializer=None, dim=3, seed=0, precision=None):
     settings = (dim, optimizers.SGD(0.5), initializer or initializers.Constant(1.0), seed)
     rules = {"admission": admission, "eviction": eviction, "precision": precision}
-    return ops.HashTable(*settings, **rules), ReferenceHashTable(*settings, **rules)
+    table, model = ops.HashTable(*settings, **rules), ReferenceHashTable(*settings, **rules)
+    model.eviction.clock = lambda: model.seconds
+    table.clock = lambda: tf.constant(model.seconds, tf.float64)
+    model.seconds = 1.8e9
+    return table, model
 
 
 @settings(max_examples=100)
@@ -79,7 +85,9 @@ def test_any_trace_agrees_with_the_model(operations, admission, eviction, precis
         if kind == "lookup":
             np.testing.assert_array_equal(table.lookup(keys, argument).rows, model.lookup(keys, argument)[0])
         elif kind == "apply":  # small integers times a power of two: exact, and many norms are equal
-            grads = np.random.default_rng(argument).integers(-2, 3, (len(keys), 3)).astype(np.float32)
+            random = np.random.default_rng(argument)
+            grads = random.integers(-2, 3, (len(keys), 3)).astype(np.float32)
+            model.seconds += random.choice([0, 0.01, 0.25, 1, 20, 3600, -2])  # a pause, and a clock set back
             table.apply_gradients(keys, grads)
             model.apply_gradients(keys, grads, 0.5)
         elif kind == "remove":
@@ -100,6 +108,7 @@ def test_any_trace_agrees_with_the_model(operations, admission, eviction, precis
         pytest.param(None, policies.LRU(max_rows=4096), marks=pytest.mark.slow),
         pytest.param(None, policies.LFU(max_bytes=4500 * ROW), marks=pytest.mark.slow),
         (None, policies.TTL(steps=5, every=4, max_rows=10_000)),
+        (None, policies.TTL(seconds=5, every=3)),
         pytest.param(None, policies.MinNorm(threshold=0.6, every=3, max_rows=8192), marks=pytest.mark.slow),
         (policies.CountAdmission(2, filter=policies.Bloom(20_000)), policies.LRU(max_rows=5000)),
     ],
@@ -114,6 +123,7 @@ def test_a_long_trace_over_many_shards_agrees_with_the_model(admission, eviction
         expected = model.lookup(ids)
         np.testing.assert_array_equal(rows, expected[0])
         grads = random.integers(-2, 3, (len(keys), 3)).astype(np.float32) / 4
+        model.seconds += 0.8
         table.apply_gradients(keys, grads)
         model.apply_gradients(expected[1], grads, 0.5)
     assert_agrees(table, model)
@@ -320,6 +330,17 @@ def test_settings_that_cannot_be_are_refused():
         policies.LFU(max_rows=0)
     with pytest.raises(ConfigError, match="TTL: steps must be an integer"):
         policies.TTL(steps=1.5)
+    for both in ({}, {"steps": 3, "seconds": "3s"}):
+        with pytest.raises(ConfigError, match="TTL: give either steps or seconds, got steps="):
+            policies.TTL(**both)
+    with pytest.raises(ConfigError, match='TTL: seconds must be a time such as "90s"'):
+        policies.TTL(seconds="soon")
+    with pytest.raises(ConfigError, match=r"TTL: seconds must be a time from 1e-6 to 1e\+10 seconds, got 0"):
+        policies.TTL(seconds="0")
+    with pytest.raises(ConfigError, match=r"TTL: every must be a time from .* got -1"):
+        policies.TTL(seconds=9, every=-1)
+    with pytest.raises(ConfigError, match="TTL: every must be an integer"):
+        policies.TTL(steps=9, every="1h")
     with pytest.raises(ConfigError, match=r"MinNorm: threshold must lie in \[0, inf\), got -1"):
         policies.MinNorm(threshold=-1)
     with pytest.raises(ConfigError, match="table 'x': max_bytes is 50, but one row takes 72"):

@@ -18,12 +18,11 @@ from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.preprocess import ColumnSpec, HistorySpec
 from gmeta.preprocess.cluster.spark_engine import spark_session
-from gmeta.preprocess.history import cluster_append, spark_append
+from gmeta.preprocess.history import cluster_append
 from gmeta.preprocess.history.append import append_history
-from gmeta.preprocess.history.cluster_append import AppendJob
+from gmeta.preprocess.history.cluster_append import AppendJob, append_history_on_spark
 from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.reading import verify_history
-from gmeta.preprocess.history.spark_append import append_history_on_spark
 from gmeta.preprocess.history.streaming_append import plan_jobs
 from support import cluster_jobs
 from support.cluster_jobs import as_program, in_process, map_files, partitioned, run_append
@@ -116,7 +115,7 @@ def test_spark_writes_the_bytes_of_this_process(spark, grown, tmp_path, monkeypa
     store, days, expected = grown
     shutil.copytree(store, tmp_path / "store")
     with monkeypatch.context() as patch:
-        patch.setattr(spark_append, "write_shards", cluster_jobs.appended_or_killed)
+        patch.setattr(cluster_append, "write_shards", cluster_jobs.appended_or_killed)
         done = append_history_on_spark(tmp_path / "store", days[0], on_bad="skip")
     assert (tmp_path / "killed").exists()
     assert (done.events, done.left_out) == (401, 8)

@@ -15,9 +15,9 @@ from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, prepare
 from gmeta.preprocess.history.append import append_history
+from gmeta.preprocess.history.cluster_append import append_history_on_spark
 from gmeta.preprocess.history.generation import Generation
 from gmeta.preprocess.history.reading import read_histories
-from gmeta.preprocess.history.spark_append import append_history_on_spark
 from gmeta.preprocess.plan.column_values import hash_text
 from support.data_files import EVENT_SPEC as SPEC
 from support.data_files import event_table, parts, shuffled, write_table

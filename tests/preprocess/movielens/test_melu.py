@@ -11,7 +11,13 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import After, tasks
 from gmeta.preprocess import PrepareConfig, prepare
-from gmeta.preprocess.movielens.melu_records import PARTITIONS, item_row, list_writers, rating_row, user_row
+from gmeta.preprocess.movielens.movielens_records import (
+    PARTITIONS,
+    item_row_melu,
+    list_writers,
+    rating_row_melu,
+    user_row_melu,
+)
 from gmeta.preprocess.source import BadRecord
 from support.data_files import NAMES, WRITERS, read_ratings, read_split, small_melu, write_ratings
 from support.public_data import movielens_1m_of_melu
@@ -32,9 +38,9 @@ def raw(tmp_path):
 
 
 def test_a_movie_s_names_are_places_in_their_lists():
-    assert item_row(MOVIE.split(b"::"), KNOWN) == (1995, 1, (0, 3), (1, 3), (0, 4), (2, 3))
+    assert item_row_melu(MOVIE.split(b"::"), KNOWN) == (1995, 1, (0, 3), (1, 3), (0, 4), (2, 3))
     unknown = MOVIE.replace(b"War, Drama", b"N/A").replace(b"Ann (I), Dee", b"").replace(WRITTEN, b"N/A")
-    assert item_row(unknown.split(b"::"), KNOWN) == (1995, 1, (1,), (1, 3), (2,), (0,))
+    assert item_row_melu(unknown.split(b"::"), KNOWN) == (1995, 1, (1,), (1, 3), (2,), (0,))
 
 
 def test_the_list_of_writers_is_made_of_all_movies_in_the_order_of_names(raw, tmp_path):
@@ -46,21 +52,21 @@ def test_the_list_of_writers_is_made_of_all_movies_in_the_order_of_names(raw, tm
 
 
 def test_a_user_s_postal_code_counts_by_five_characters():
-    assert user_row([b"7", b"F", b"56", b"2", b"T8H1N-3456"], KNOWN) == (1, 2, 2, 2)
+    assert user_row_melu([b"7", b"F", b"56", b"2", b"T8H1N-3456"], KNOWN) == (1, 2, 2, 2)
 
 
 @pytest.mark.parametrize(
     ("parse", "says"),
     [
         (
-            lambda: item_row(MOVIE.replace(b"Dee", b"Eve").split(b"::"), KNOWN),
+            lambda: item_row_melu(MOVIE.replace(b"Dee", b"Eve").split(b"::"), KNOWN),
             "actor 'Eve' isn't",
         ),
-        (lambda: item_row(MOVIE.replace(b"::R::", b"::X::").split(b"::"), KNOWN), "rate 'X'"),
-        (lambda: item_row(MOVIE.replace(b"1995::R", b"later::R").split(b"::"), KNOWN), "year must be"),
-        (lambda: user_row([b"7", b"F", b"57", b"2", b"48067"], KNOWN), "age '57'"),
-        (lambda: rating_row([b"1", b"2", b"3", b"hot"]), "one of warm, user_cold, .*got 'hot'"),
-        (lambda: rating_row([b"1", b"2", b"6", b"warm"]), "rating must be in"),
+        (lambda: item_row_melu(MOVIE.replace(b"::R::", b"::X::").split(b"::"), KNOWN), "rate 'X'"),
+        (lambda: item_row_melu(MOVIE.replace(b"1995::R", b"later::R").split(b"::"), KNOWN), "year must be"),
+        (lambda: user_row_melu([b"7", b"F", b"57", b"2", b"48067"], KNOWN), "age '57'"),
+        (lambda: rating_row_melu([b"1", b"2", b"3", b"hot"]), "one of warm, user_cold, .*got 'hot'"),
+        (lambda: rating_row_melu([b"1", b"2", b"6", b"warm"]), "rating must be in"),
     ],
 )
 def test_what_is_bad_is_named(parse, says):

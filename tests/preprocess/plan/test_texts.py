@@ -11,9 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from gmeta.cli import main
-from gmeta.core.data_manifest import Manifest
+from gmeta.core.data_manifest import Manifest, Texts, texts_file
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.texts import Texts, file_name
 from gmeta.preprocess import ColumnSpec, PrepareConfig, SyntheticConfig, TableSpec, prepare
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.plan.column_values import hash_text
@@ -71,7 +70,7 @@ def test_each_hash_comes_back_as_its_text(tmp_path, name):
         job = TableJob.of_files([path], tmp_path / "streamed", SPEC, PrepareConfig(), "raise", ranges=2)
         run_jobs(job, tmp_path / "job", pieces=3)
         for column in SPEC.columns:
-            own, other = (tmp_path / folder / file_name(column) for folder in ("out", "streamed"))
+            own, other = (tmp_path / folder / texts_file(column) for folder in ("out", "streamed"))
             assert own.read_bytes() == other.read_bytes()
         assert Manifest.load(tmp_path / "out") == Manifest.load(tmp_path / "streamed")
 
@@ -107,7 +106,7 @@ def test_of_two_texts_with_one_hash_the_first_in_order_is_kept_and_counted(tmp_p
     assert whole.write(tmp_path) == [
         "1 hashes in user stand for several texts each, of which the first in order is kept"
     ]
-    assert pq.read_table(tmp_path / file_name("user")).to_pydict() == {"value": [7, 9], "text": ["a", "c"]}
+    assert pq.read_table(tmp_path / texts_file("user")).to_pydict() == {"value": [7, 9], "text": ["a", "c"]}
 
 
 def test_a_column_with_more_than_the_limit_is_left_out_and_named(tmp_path):
@@ -157,7 +156,7 @@ def test_options_and_the_key_of_a_spec(tmp_path):
 def test_damaged_missing_and_foreign_files_are_named(tmp_path):
     path = write_table(table(), tmp_path / "t.csv")
     prepare(path, tmp_path / "out", spec=SPEC)
-    file = tmp_path / "out" / file_name("item")
+    file = tmp_path / "out" / texts_file("item")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from gmeta.core.data_manifest import Manifest
+from gmeta.core.data_manifest import Manifest, Texts
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.core.texts import Texts
 from gmeta.preprocess import ColumnSpec, TableSpec, prepare
 from gmeta.preprocess.local import duckdb_engine
 from gmeta.preprocess.shape_spec import Join, Shape

@@ -76,6 +76,20 @@ def _normal(values: Floats) -> Floats:
     return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), values), values)
 
 
+def read_as(rows: Floats, dtype: str) -> Floats:
+    """Rows (n, dim) as an export with rows of a dtype reads them, number by number."""
+    if dtype == "bfloat16":
+        most = np.uint32(0x7F7F0000).view(np.float32)
+        return np.clip(round_to_bfloat16(rows), -most, most)
+    read = rows.copy()
+    for row in read if dtype == "int8" else ():
+        scale = np.float32(max(abs(float(x)) for x in row)) / np.float32(127)
+        scale = min(scale, np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0)))
+        normal = scale >= np.finfo(np.float32).tiny
+        row[:] = [np.float32(round(float(x / scale))) * scale if normal else 0 for x in row]  # half to even
+    return read
+
+
 # Which rows of a table of two precisions are half, and how they are rounded, in NumPy.
 # As in ``half_rule.h`` and ``half_rounding.h`` in ``ops/table/core``, to the last bit.
 

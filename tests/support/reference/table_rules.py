@@ -114,6 +114,8 @@ class EvictionModel:
 
     def __init__(self, policy: Eviction | None, shards: int, row_bytes: Callable[[int, Record], int]) -> None:
         self.policy, self.shards, self.row_bytes = policy, shards, row_bytes
+        self.clock: Callable[[], float] = lambda: 0.0
+        self.times: list[tuple[int, int]] = []  # of a TTL in seconds: steps and their microseconds
 
     def make_room(self, records: dict[int, Record], step: int, keys: Iterable[int]) -> int:
         """Evict before an inserting lookup of ``keys``. Returns the number of evicted rows."""
@@ -122,9 +124,27 @@ class EvictionModel:
 
     def end_update(self, records: dict[int, Record], step: int) -> int:
         """Sweep the shards that are due after update number ``step``. Returns the number of evicted rows."""
+        if isinstance(self.policy, TTL) and self.policy.steps is None:
+            due = self._note(step, _microseconds(self.clock()))
+            return sum(self._shard(records, step, shard, sweep=True) for shard in due)
         every = 0 if self.policy is None else int(self.policy.settings[2])
         due = [i for i in range(self.shards) if every and (step + every * i // self.shards) % every == 0]
         return sum(self._shard(records, step, shard, sweep=True) for shard in due)
+
+    def _note(self, step: int, time: int) -> list[int]:
+        """Note an update's time. Returns the shards whose turn has come."""
+        assert isinstance(self.policy, TTL)
+        lifetime, every = _microseconds(self.policy.lifetime), _microseconds(self.policy.interval)
+        back = max(0, self.times[-1][1] - time) if self.times else 0
+        self.times = [(at, then - back) for at, then in self.times]
+        before = self.times[-1][1] if self.times else time
+        if len(self.times) > 1 and self.times[-1][1] - self.times[-2][1] < lifetime // 64:
+            self.times.pop()
+        self.times.append((step, time))
+        if time - before >= every:
+            return [*range(self.shards)]
+        turns = {turn % 64 for turn in range(before * 64 // every + 1, time * 64 // every + 1)}
+        return [shard for shard in range(self.shards) if shard * 64 // self.shards in turns]
 
     def evict(self, records: dict[int, Record], step: int) -> int:
         """Sweep all shards. Returns the number of evicted rows."""
@@ -162,6 +182,9 @@ class EvictionModel:
 
     def _expired(self, record: Record, step: int) -> bool:
         match self.policy:
+            case TTL(steps=None):
+                old = _microseconds(self.clock()) - _microseconds(self.policy.lifetime)
+                return any(time <= old and record.last_step < at for at, time in self.times)
             case TTL(steps=steps):
                 return record.last_step < step - steps
             case MinNorm(threshold=threshold):
@@ -175,6 +198,10 @@ class EvictionModel:
             case MinNorm():
                 return _squared_norm(record), 0
         return record.last_step, record.frequency
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def _squared_norm(record: Record) -> float:

@@ -69,9 +69,11 @@ EvictionSpace CutEvictionSpace(Workspace* space, size_t n, bool has_halves) {
 
 }  // namespace
 
-uint64_t GpuTable::Evict(cudaStream_t stream) {
+uint64_t GpuTable::Evict(int64_t at, uint64_t turns, cudaStream_t stream) {
   const Turn turn(this, stream);
-  return policies_.evict() ? EvictShards(policies_.all_shards(), true, stream) : 0;
+  if (!policies_.evict()) return 0;
+  return EvictShards(policies_.ShardsIn(turns), true, static_cast<uint32_t>(at < 0 ? step_ : at),
+                     stream);
 }
 
 void GpuTable::EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream) {
@@ -83,28 +85,30 @@ void GpuTable::EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream) {
          static_cast<uint32_t>(n), policies_.log2_shards(), counters());
   const GpuCounters now = ReadCounters(stream);
   const uint64_t met = uint64_t{now.shards_met[1]} << 32 | now.shards_met[0];
-  EvictShards(policies_.Full(met, now.shard_halves), false, stream);
+  EvictShards(policies_.Full(met, now.shard_halves), false, 0, stream);
 }
 
 void GpuTable::SweepDueShards(cudaStream_t stream) {
   if (!policies_.evict()) return;
-  EvictShards(policies_.SweepDue(static_cast<uint64_t>(step_)), true, stream);
+  EvictShards(policies_.SweepDue(static_cast<uint64_t>(step_)), true, static_cast<uint32_t>(step_),
+              stream);
 }
 
-uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, cudaStream_t stream) {
+uint64_t GpuTable::EvictShards(uint64_t shards, bool sweep, uint32_t now, cudaStream_t stream) {
   if (shards == 0) return 0;
   InstallMoves(0, stream);
   uint64_t evicted = 0;
   while (shards != 0) {
     uint64_t rows = 0;
     const uint64_t some = policies_.TakeShards(&shards, kMostJudged, &rows);
-    if (rows != 0) evicted += EvictSome(some, static_cast<uint32_t>(rows), sweep, stream);
+    if (rows != 0) evicted += EvictSome(some, static_cast<uint32_t>(rows), sweep, now, stream);
   }
   evictions_ += evicted;
   return evicted;
 }
 
-uint64_t GpuTable::EvictSome(uint64_t shards, uint32_t n, bool sweep, cudaStream_t stream) {
+uint64_t GpuTable::EvictSome(uint64_t shards, uint32_t n, bool sweep, uint32_t now,
+                             cudaStream_t stream) {
   Workspace space(nullptr);
   CutEvictionSpace(&space, n, half_.has_value());
   space = Workspace(Scratch(space.bytes(), stream));
@@ -139,8 +143,8 @@ uint64_t GpuTable::EvictSome(uint64_t shards, uint32_t n, bool sweep, cudaStream
           }
           WithRows([&](const auto& rows) {
             launch(JudgeRows<std::decay_t<decltype(rows)>, Policy>, some, "judging rows", rows,
-                   policy, s.sorted_keys, numbers, done, some, static_cast<uint32_t>(step_), sweep,
-                   log2_shards, s.ranks, s.groups, s.order);
+                   policy, s.sorted_keys, numbers, done, some, now, sweep, log2_shards, s.ranks,
+                   s.groups, s.order);
           });
         }
       },

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gmeta.preprocess import SemanticIds, cooccurrence_vectors, semantic_ids
+from gmeta.core.semantic_ids import SemanticIds
+from gmeta.preprocess import cooccurrence_vectors, semantic_ids
 from gmeta.preprocess.synthetic.exposures import ExposureConfig
 from gmeta.preprocess.synthetic.user_law import SimulatorConfig
 from gmeta.preprocess.synthetic.user_simulator import UserHistories, UserSimulator

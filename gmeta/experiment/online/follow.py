@@ -1,0 +1,300 @@
+"""Trains on a stream until it is stopped, and continues from where it was.
+
+::
+
+  RUN/online.json        the settings; a run continues only with the same
+  RUN/checkpoints/       weights, rows, the position in the stream, and the metrics so far, all of one moment
+  RUN/progress.json      the progressive metrics by window
+
+Each batch is evaluated before it is trained. If the metrics break a rule, training ends, or weights and
+rows return to the last checkpoint before that, while the position stays: the rows since then are not trained
+again, because they would break the rule again.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gmeta.callbacks.online_monitor import OnlineMonitor
+from gmeta.callbacks.progressive_evaluation import ProgressiveEvaluation
+from gmeta.checkpoint import ShardedCheckpoint
+from gmeta.checkpoint.store import step_of
+from gmeta.core import collectives
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.core.files import write_atomically
+from gmeta.core.json_values import parse_json
+from gmeta.core.settings import from_mapping, to_mapping
+from gmeta.core.step import StepCallback
+from gmeta.experiment.online.online_model import OnlineConfig, OnlineModel
+from gmeta.export import Publisher
+from gmeta.io import StreamPosition
+from gmeta.io.streams.late_labels import CORRECTS, LOG_ODDS
+from gmeta.io.streams.stream import Stream
+from gmeta.metrics.guard import Decision, Guard
+from gmeta.metrics.progressive import Window
+from gmeta.ops import hash_text
+
+_TIME = "/time"
+_CONFIG, _CHECKPOINTS, _PROGRESS = "online.json", "checkpoints", "progress.json"
+
+
+def is_online(run: Path) -> bool:
+    """Return whether a run's folder holds training on a stream."""
+    return (run / _CONFIG).exists()
+
+
+def load_config(run: Path) -> OnlineConfig:
+    """Return the settings of a run.
+
+    Raises:
+      DataError: The run holds none, or damaged ones.
+    """
+    path = run / _CONFIG
+    try:
+        return from_mapping(OnlineConfig, parse_json(path.read_bytes()), str(path))
+    except FileNotFoundError:
+        raise DataError(
+            "no training on a stream has begun here",
+            path=run,
+            advice="begin one: gmeta train --follow SOURCE",
+        ) from None
+
+
+def begin(run: Path, given: OnlineConfig, follow: bool) -> tuple[OnlineConfig, Stream]:
+    """Return the settings, completed, and the stream; record them, or compare them with the recorded ones.
+
+    Raises:
+      ConfigError: They differ from those with which the run began, or another kind of run is here.
+    """
+    if (run / "config.json").exists():
+        raise ConfigError(f"{run} holds a run of `gmeta train --data`; give another folder to --run")
+    if not is_online(run):
+        opened = given.open(follow)
+        config = given.complete(opened)
+        if collectives.world().rank == 0:
+            run.mkdir(parents=True, exist_ok=True)
+            write_atomically(run / _CONFIG, json.dumps(to_mapping(config), indent=1))
+        return config, opened
+    config = load_config(run)
+    old, new = to_mapping(config), to_mapping(given)
+    for name, value in new.items():
+        inferred = value is None and name in ("columns", "features", "users")
+        if value != old.get(name) and not inferred:
+            raise ConfigError(
+                f"{run} began with {name} = {old.get(name)!r}, and {value!r} is given: give the same, or "
+                "another folder to --run"
+            )
+    return config, config.open(follow)
+
+
+class KeptState(tf.Module):
+    """The state of a callback, as a variable that checkpoints hold.
+
+    Args:
+      read: Returns the state, on all ranks together.
+    """
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        super().__init__(name="kept_state")
+        self._read = read
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.saved = tf.Variable(np.zeros(0, np.uint8), trainable=False, name="saved", shape=(None,))
+
+    def gather_ranks(self) -> None:
+        """Store the state in the variable."""
+        self.saved.assign(np.frombuffer(self._read(), np.uint8))
+
+
+def build(config: OnlineConfig) -> OnlineModel:
+    """Build and compile the model of a run."""
+    tf.random.set_seed(config.seed)
+    model = OnlineModel(config)
+    model.reading = StreamPosition()
+    loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
+    return model
+
+
+class Following:
+    """A training on a stream.
+
+    Args:
+      run: The run's folder.
+      config: Its completed settings.
+      stream: The stream.
+      publish: The folder for servers (`gmeta.export.Publisher`); None: nothing is published.
+      monitor: Counters; None: none.
+      show: Receives a line for each window.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        config: OnlineConfig,
+        stream: Stream,
+        *,
+        publish: Path | None = None,
+        monitor: OnlineMonitor | None = None,
+        show: Callable[[str], Any] = print,
+    ) -> None:
+        self.run, self.config, self._show, self._monitor = run, config, show, monitor
+        self.model = build(config)
+        by_time = isinstance(config.windows, str)
+        extra = [*([_TIME] if by_time else []), *([CORRECTS] if config.corrects else [])]
+        self.progress = ProgressiveEvaluation(
+            self.model,
+            config.windows,
+            users=config.users,
+            times=_TIME if by_time else None,
+            corrects=CORRECTS if config.corrects else None,
+            guard=Guard(stop_if=config.stop_if, fall_back_if=config.fall_back_if),
+            on_window=self._note,
+        )
+        self.model.progress = KeptState(self.progress.state)
+        self.saving = ShardedCheckpoint(run / _CHECKPOINTS, every=config.checkpoint_every)
+        self.epochs = self.saving.restore(self.model)
+        if len(state := self.model.progress.saved.numpy()):
+            self.progress.restore(state.tobytes())
+        self.publisher = None
+        if publish is not None:
+            self.publisher = Publisher(
+                self.model,
+                publish,
+                every=config.publish_every,
+                dense_every=config.dense_every,
+                base_every=config.base_every,
+                dtype=config.row_dtype,
+                export={"signatures": {"predict": self.model.signature()}},
+            )
+            if monitor is not None:
+                monitor.follow(self.publisher)
+        self._ends = _read_ends(run / _PROGRESS)  # window -> the step at which it ended
+        self._data = self._batches(stream, [*self.model.kinds, *extra], by_time)
+
+    def _batches(self, stream: Stream, kept: list[str], by_time: bool) -> tf.data.Dataset:
+        """Return batches of the columns that are read, with texts as hashes."""
+        texts = {name for name, kind in self.model.kinds.items() if kind.startswith("string")}
+        odds = [LOG_ODDS] if LOG_ODDS in stream.schema.names else []
+
+        def take(x: dict[str, Any], *rest: tf.Tensor) -> tuple[Any, ...]:
+            found = {name: x[name] for name in (*kept, *odds)}
+            return ({name: hash_text(each) if name in texts else each for name, each in found.items()}, *rest)
+
+        batches = stream.batches(
+            self.config.batch_size,
+            label=self.config.label,
+            start=self.model.reading,
+            event_time=_TIME if by_time else None,
+        )
+        return batches.map(take)
+
+    def train(self) -> None:
+        """Train until the stream ends, a signal stops it, or a rule does.
+
+        Raises:
+          GmetaError: A rule ended it.
+        """
+        callbacks = [_Count(self.model.reading, self.config.batch_size, self._monitor), self.progress]
+        callbacks += [self.publisher] if self.publisher is not None else []
+        while True:
+            with _stops_on_signals(self.model):
+                self.epochs += 1
+                self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
+            decision = self.progress.decision
+            if decision is None:
+                return
+            if self._monitor is not None:
+                self._monitor.note_decision(decision)
+            if decision.action == "stop":
+                raise GmetaError(
+                    f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; the same "
+                    "command continues"
+                )
+            self._fall_back(decision)
+
+    def _fall_back(self, decision: Decision) -> None:
+        """Restore weights and rows from before the metrics broke; the position stays."""
+        progress = self.progress.state()
+        collectives.gather_states(self.model)
+        begin = self._ends.get(decision.since - 1, 0)
+        good = [path for path in self.saving.store.checkpoints() if step_of(path) <= begin]
+        if not good:
+            raise GmetaError(
+                f"training stopped by a rule: {decision.reason}; no checkpoint from before that is kept: "
+                "give a longer window, or a shorter checkpoint_every"
+            )
+        kept = [*self.model.reading.variables, *self.model.progress.variables]
+        self.saving.return_to(self.model, good[-1], kept)
+        self.progress.restore(progress)
+        self._show(f"weights and rows are those of {good[-1].name} again: {decision.reason}")
+
+    def _note(self, window: Window) -> None:
+        """Record a window that ended."""
+        self._ends[window.number] = self.saving.batches
+        if collectives.world().rank == 0:
+            windows = [
+                {**asdict(each), "step": self._ends.get(each.number, 0)}
+                for each in self.progress.metrics.windows
+            ]
+            write_atomically(self.run / _PROGRESS, json.dumps(windows))
+            self._show(_line(window))
+        if self._monitor is not None:
+            self._monitor.note_window(window, self.progress.metrics.overall())
+
+
+def _read_ends(path: Path) -> dict[int, int]:
+    if not path.exists():
+        return {}
+    return {int(window["number"]): int(window["step"]) for window in parse_json(path.read_bytes())}
+
+
+def _line(window: Window) -> str:
+    names = ("auc", "gauc", "log_loss", "normalised_entropy", "calibration")
+    found = [f"{name} {getattr(window, name):.4f}" for name in names if np.isfinite(getattr(window, name))]
+    return f"window {window.number}: {window.rows:,} rows, {', '.join(found)}"
+
+
+class _Count(StepCallback):
+    """Counts events for the monitor."""
+
+    def __init__(self, reading: StreamPosition, rows: int, monitor: OnlineMonitor | None) -> None:
+        super().__init__()
+        self._reading, self._rows, self._monitor, self._last = reading, rows, monitor, -1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start counting batches."""
+        self._last = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the rows of a step."""
+        if self._monitor is not None:
+            self._monitor.note_events((batch - self._last) * self._rows, latest=self._reading.newest)
+        self._last = batch
+
+
+@contextmanager
+def _stops_on_signals(model: OnlineModel) -> Iterator[None]:
+    """At SIGINT or SIGTERM, end the training after its step and save; a second one ends the process."""
+    before: dict[int, Any] = {}
+
+    def stop(number: int, _: Any) -> None:
+        signal.signal(number, before[number])
+        model.stop_training = True
+        model.reading.stop()
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        before[each] = signal.signal(each, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,197 @@
+"""The native core of the join of exposures and outcomes (``io/join``), called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gmeta.core.errors import GmetaError
+from gmeta.core.native import FunctionTypes, load_functions
+from gmeta.io.streams.exposure_rows import Ints
+
+Floats = npt.NDArray[np.float32]
+
+POSITIVE = 3
+"""The status of an exposure whose row is released; 0 to 2 are open, negative and thinned."""
+
+
+class Decided(NamedTuple):
+    """What rows of the log decide: examples, as numbers of rows, and the rows that are released."""
+
+    rows: Ints
+    labels: Floats
+    weights: Floats
+    released: Ints
+
+
+@dataclass(frozen=True)
+class NativeCounts:
+    """Sizes and counters; those of the same names in `JoinCounts` are described there."""
+
+    known: int
+    open: int
+    waiting: int
+    index_bytes: int
+    next_row: int
+    exposures: int
+    outcomes: int
+    positives: int
+    negatives: int
+    thinned: int
+    corrections: int
+    late_exposures: int
+    repeated_exposures: int
+    repeated_outcomes: int
+    unmatched_outcomes: int
+
+
+class OpenExposures:
+    """The index of known exposures and waiting outcomes; ``io/join/open_exposures.h`` describes it.
+
+    Args:
+      spans: ``within``, ``lateness`` and ``corrections`` in microseconds.
+      negatives: The share of negatives that are kept.
+    """
+
+    def __init__(self, spans: Sequence[int], negatives: float) -> None:
+        library = _library()
+        self._handle = library.gmeta_join_new(*spans, negatives)
+        if not self._handle:
+            raise GmetaError(_NO_MEMORY)
+        self._free = weakref.finalize(self, library.gmeta_join_free, self._handle)
+
+    @property
+    def counts(self) -> NativeCounts:
+        """Sizes and counters."""
+        counts = np.zeros(len(NativeCounts.__dataclass_fields__), np.int64)
+        self._call("counts", counts)
+        return NativeCounts(*counts.tolist())
+
+    def push(
+        self,
+        keys: Ints,
+        times: Ints,
+        sides: npt.NDArray[np.uint8],
+        parts: npt.NDArray[np.int32],
+        fingerprints: npt.NDArray[np.uint64],
+        labels: Floats,
+    ) -> tuple[npt.NDArray[np.bool_], Decided]:
+        """Add rows of the log, with the outcomes' labels.
+
+        Returns:
+          Which exposures aren't repetitions, and so get the next numbers; and what the rows decide.
+        """
+        accepted = np.zeros(len(sides) - len(labels), np.uint8)
+        self._call("push", len(keys), keys, times, sides, parts, fingerprints, labels, accepted)
+        return accepted.view(np.bool_), self._decided()
+
+    def finish(self) -> Decided:
+        """Close and forget all exposures."""
+        self._call("finish")
+        return self._decided()
+
+    def exposures(self) -> list[Any]:
+        """Return fingerprint, time, part and status of all known exposures, in order of arrival."""
+        dtypes = (np.uint64, np.int64, np.int64, np.int32, np.uint8)
+        columns = [np.empty(self.counts.known, dtype) for dtype in dtypes]
+        self._call("exposures", *columns)
+        order = np.argsort(columns.pop(2))
+        return [column[order] for column in columns]
+
+    def waiting(self) -> list[Any]:
+        """Return fingerprint, time, the key at arrival, label and part of waiting outcomes, by arrival."""
+        dtypes = (np.uint64, np.int64, np.int64, np.float32, np.int32)
+        columns = [np.empty(self.counts.waiting, dtype) for dtype in dtypes]
+        self._call("waiting", *columns)
+        return columns
+
+    def restore(self, exposures: Sequence[Any]) -> npt.NDArray[np.bool_]:
+        """Add exposures, as `exposures` returns them, under the next numbers; return which keys are new."""
+        accepted = np.zeros(len(exposures[0]), np.uint8)
+        self._call("restore", len(accepted), *map(np.ascontiguousarray, exposures), accepted)
+        return accepted.view(np.bool_)
+
+    def restore_waiting(self, outcomes: Sequence[Any]) -> None:
+        """Add outcomes, as `waiting` returns them."""
+        self._call("restore_waiting", len(outcomes[0]), *map(np.ascontiguousarray, outcomes))
+
+    def _decided(self) -> Decided:
+        sizes, pointers = np.zeros(2, np.int64), [ctypes.c_void_p() for _ in range(4)]
+        _library().gmeta_join_output(self._handle, sizes.ctypes.data, *map(ctypes.byref, pointers))
+        dtypes = (np.int64, np.float32, np.float32, np.int64)
+        counts = (*[int(sizes[0])] * 3, int(sizes[1]))
+        return Decided(*map(_copy, pointers, counts, dtypes))
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        given = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments]
+        if getattr(_library(), f"gmeta_join_{function}")(self._handle, *given):
+            raise GmetaError(_NO_MEMORY)
+
+
+def fingerprints_of(batch: pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """Hash the key columns of each row, which have no nulls and are of a `kind_of_key`."""
+    fingerprints = np.zeros(batch.num_rows, np.uint64)
+    for name in key if batch.num_rows else ():
+        column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_integer(column.type):
+            words = np.ascontiguousarray(column.to_numpy().astype(np.int64, copy=False))
+            _library().gmeta_join_add_words(len(words), words.ctypes.data, fingerprints.ctypes.data)
+            continue
+        large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+        if not large and not pa.types.is_string(column.type) and not pa.types.is_binary(column.type):
+            column, large = column.cast(pa.large_binary()), True
+        _, offsets, texts = column.buffers()
+        start = offsets.address + column.offset * (8 if large else 4)
+        where = 0 if texts is None else texts.address
+        _library().gmeta_join_add_texts(len(column), large, start, where, fingerprints.ctypes.data)
+    return fingerprints
+
+
+def kind_of_key(dtype: pa.DataType) -> str | None:
+    """Return ``"integers"`` or ``"texts"``, or None for types of which values can't be keys."""
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    if pa.types.is_integer(dtype):
+        return "integers"
+    texts = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    return "texts" if str(dtype) in texts else None
+
+
+def _copy(pointer: ctypes.c_void_p, count: int, dtype: Any) -> Any:
+    """Return a copy of a native array."""
+    if not count:
+        return np.empty(0, dtype)
+    return np.frombuffer(ctypes.string_at(pointer, count * np.dtype(dtype).itemsize), dtype)
+
+
+_NO_MEMORY = "LabelJoin: out of memory: restore a saved state on more ranks"
+_POINTER, _NUMBER, _FAULT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_SIGNATURES: FunctionTypes = {
+    "add_words": (None, [_NUMBER, _POINTER, _POINTER]),
+    "add_texts": (None, [_NUMBER, _FAULT, _POINTER, _POINTER, _POINTER]),
+    "new": (_POINTER, [_NUMBER, _NUMBER, _NUMBER, ctypes.c_double]),
+    "free": (None, [_POINTER]),
+    "push": (_FAULT, [_POINTER, _NUMBER, *([_POINTER] * 7)]),
+    "finish": (_FAULT, [_POINTER]),
+    "output": (None, [_POINTER] * 6),
+    "counts": (None, [_POINTER] * 2),
+    "exposures": (None, [_POINTER] * 6),
+    "waiting": (None, [_POINTER] * 6),
+    "restore": (_FAULT, [_POINTER, _NUMBER, *([_POINTER] * 5)]),
+    "restore_waiting": (_FAULT, [_POINTER, _NUMBER, *([_POINTER] * 5)]),
+}
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    return load_functions("records", "gmeta_join_", _SIGNATURES)

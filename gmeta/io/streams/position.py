@@ -1,0 +1,364 @@
+"""The position in a stream, which a checkpoint holds, and the reader that continues from it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from gmeta.core import collectives
+from gmeta.core.collectives.wire import pack, unpack
+from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.position import Position, int64_variable
+from gmeta.io.streams.merge import Lane, Merge, place_of
+from gmeta.io.streams.records import arrow_schema, concat, tensors
+from gmeta.io.streams.sources import Described
+
+_VERSION = 1
+
+
+class StreamPosition(Position):
+    """The position in a stream: what is trained, and all that waits, as variables of a checkpoint.
+
+    Make it an attribute of the model, and pass it to `batches` of a stream. `gmeta.models.Model.fit` counts
+    the steps that are trained, at any depth of a pipeline. ``ShardedCheckpoint`` and ``BackupAndRestore``
+    save it: the place in each partition, the exposures that wait for their outcomes, and the rows that were
+    read and not trained. Training continues with the next row, on any number of ranks, and each row is
+    trained once. In your own loop, call ``trained()`` after each step, and `gather_ranks` before you save.
+
+    Attributes:
+      step: () int64 variable, the number of trained steps.
+      saved: (None,) uint8 variable, all the rest, as of the last `gather_ranks`.
+
+    Example:
+      >>> model.reading = StreamPosition()
+      >>> data = events.batches(1024, label="click", start=model.reading)
+    """
+
+    _in_state: ClassVar[tuple[str, ...]] = ("step",)
+    counts_training: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        super().__init__(name="stream_position")
+        self.step = int64_variable("step", 0)
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.saved = tf.Variable(np.zeros(0, np.uint8), trainable=False, name="saved", shape=(None,))
+        self._reader: StreamReader | None = None
+
+    @property
+    def counts_groups(self) -> bool:
+        """Whether any number of ranks can resume from the position."""
+        return True
+
+    @property
+    def newest(self) -> int | None:
+        """The largest event time that was read, in microseconds; None before the first."""
+        return None if self._reader is None else self._reader.newest
+
+    def trained(self, steps: int = 1) -> None:
+        """Count steps that are trained."""
+        self.step.assign_add(steps)
+
+    def stop(self) -> None:
+        """End the stream: iterations return what they have read, and then end."""
+        if self._reader is not None:
+            self._reader.stopped = True
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        self.gather_ranks()
+        return {"step": int(self.step), "saved": self.saved.numpy().tobytes().hex()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the position to a value that `state` returned.
+
+        Raises:
+          ConfigError: The value isn't such a state.
+        """
+        try:
+            step, saved = int(state["step"]), bytes.fromhex(state["saved"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"StreamPosition: {error!r} in what should be a value of state()") from error
+        self.step.assign(step)
+        self.saved.assign(np.frombuffer(saved, np.uint8))
+
+    def gather_ranks(self) -> None:
+        """Store the position in the variables; on several ranks, that of all of them.
+
+        All ranks must call this together, between two steps.
+        """
+        if self._reader is not None:
+            self._reader.save()
+
+
+class StreamReader:
+    """Reads a stream in batches; each iteration goes on after the last trained batch.
+
+    Args:
+      of: The stream.
+      batch_size: Rows of a rank's batch.
+      position: The position; None: each iteration begins at the beginning.
+      remainder: As in `Stream.batches`.
+      event_time: As in `Stream.batches`.
+    """
+
+    def __init__(
+        self,
+        of: Described,
+        batch_size: int,
+        position: StreamPosition | None,
+        remainder: bool,
+        event_time: str | None = None,
+    ) -> None:
+        self._stream, self._position, self._remainder = of, position, remainder
+        self.schema, self._size, self._event_time = of.schema, batch_size, event_time
+        if event_time is not None:
+            place = len(of.sources[0].columns)  # after the exposures' own columns
+            self.schema = of.schema.insert(place, pa.field(event_time, pa.int64()))
+        self.newest: int | None = None
+        self.stopped = False
+        self._lock = threading.Lock()
+        self._turn = 0
+        self._merge: Merge | None = None
+        self._places: dict[str, Any] | None = None  # when nothing is open; None: nothing was read yet
+        self._join: Any = None
+        self._queue: deque[pa.RecordBatch] = deque()  # examples that no batch has yet
+        self._queued = 0
+        self._given: deque[pa.RecordBatch] = deque()  # examples of batches that aren't trained yet
+        self._since = 0  # the steps that were trained before the first of them
+        self._known = b""  # what this reader stored last
+        self._partitions = [list(source.log.partitions()) for source in of.sources]
+        self.shares = collectives.world().shares
+        sizes = {len(each) for each in self._partitions}
+        self._apart = self.shares.total > 1 and min(sizes) >= self.shares.total
+        if self._apart and len(sizes) > 1:
+            raise ConfigError(
+                f"join: the logs have {' and '.join(map(str, sorted(sizes)))} partitions, and ranks read "
+                "their own: partition both by the key, and in the same number"
+            )
+        together = sum(map(len, self._partitions)) > 1
+        ranks = self.shares.total
+        if ranks > 1 and not self._apart and together and of.idle is not None:
+            raise ConfigError(
+                f"stream: {ranks} ranks read {max(sizes)} partitions together, so their order may "
+                "not depend on a clock: give idle='never', or the log as many partitions as ranks"
+            )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Iterate over batches; an earlier iteration ends."""
+        with self._lock:
+            self._turn += 1
+            turn = self._turn
+            self.stopped = False
+            with _in_graph():
+                self._begin()
+        while True:
+            with self._lock, _in_graph():
+                if turn != self._turn:
+                    return
+                found = self._next()
+            if found is not None:
+                yield tensors(found)
+            elif self._over:
+                self._pause(turn)
+                return
+            else:
+                time.sleep(self._stream.poll)
+
+    def end(self) -> None:
+        """End all iterations."""
+        self._turn += 1
+        self._pause(self._turn)
+
+    def _pause(self, turn: int) -> None:
+        """Close the connections; a further iteration opens them at the same place."""
+        with self._lock:
+            if turn == self._turn and self._merge is not None:
+                self._places = self._merge.places()
+                self._merge.close()
+                self._merge = None
+
+    def save(self) -> None:
+        """Store the position in its variables."""
+        position = self._position
+        assert position is not None
+        with self._lock:
+            if self._places is None:  # nothing was read since it was restored, or ever
+                return
+            own = pack(self._state())
+            states = collectives.allgather_objects(own) if self._apart else [own]
+            self._known = pack({"version": _VERSION, "columns": str(self.schema), "states": states})
+            position.saved.assign(np.frombuffer(self._known, np.uint8))
+
+    def _state(self) -> dict[str, Any]:
+        self._trim()
+        return {
+            "places": self._places if self._merge is None else self._merge.places(),
+            "rows": _to_bytes(concat([*self._given, *self._queue], self.schema)),
+            "join": b"" if self._join is None else self._join.state(),
+        }
+
+    def _trim(self) -> None:
+        """Forget the examples of trained steps."""
+        if self._position is None:
+            self._given.clear()
+            return
+        step = int(self._position.step)
+        while self._given and self._since < step:
+            self._given.popleft()
+            self._since += 1
+        self._since = max(self._since, step) if not self._given else self._since
+
+    def _begin(self) -> None:
+        """Go on after the last trained batch: from memory, or else from the position's variables."""
+        saved = b"" if self._position is None else self._position.saved.numpy().tobytes()
+        if self._position is None or self._places is None or saved != self._known:
+            self._load(saved)
+            self._known = saved
+        else:
+            self._merge = self._merge or self._open(self._places)
+            self._trim()
+            self._queue.extendleft(reversed(self._given))
+            self._queued += sum(batch.num_rows for batch in self._given)
+        self._given.clear()
+        self._since = 0 if self._position is None else int(self._position.step)
+        self._over = False
+
+    def _load(self, saved: bytes) -> None:
+        if self._merge is not None:
+            self._merge.close()
+        states: list[dict[str, Any]] = []
+        if saved:
+            held = unpack(saved)
+            if held["version"] != _VERSION:
+                raise ConfigError(
+                    f"StreamPosition: stored in version {held['version']}, and this gmeta reads {_VERSION}: "
+                    "use the gmeta that stored it"
+                )
+            if held["columns"] != str(self.schema):
+                raise ConfigError(
+                    f"StreamPosition: stored for the columns\n{held['columns']}\nand the stream has\n"
+                    f"{self.schema}\nname the former ones in columns="
+                )
+            states = [unpack(each) for each in held["states"]]
+        places: dict[str, Any] = {}
+        for each in states:
+            places |= each["places"]
+        joining, shares = self._stream.joining, self.shares
+        self._join = None if joining is None else joining.start()
+        if self._join is not None and states:
+            self._join.restore(
+                [each["join"] for each in states],
+                (lambda parts: self._own(parts))
+                if self._apart
+                else (lambda parts: np.ones(len(parts), bool)),
+            )
+        rows = [_from_bytes(each["rows"]) for each in states]
+        if self._apart and len(rows) == shares.total:
+            rows = rows[shares.first : shares.first + shares.count]
+        elif self._apart and rows:
+            whole = concat(rows, self.schema)
+            begin, end = (
+                whole.num_rows * at // shares.total for at in (shares.first, shares.first + shares.count)
+            )
+            rows = [whole.slice(begin, end - begin)]
+        self._queue = deque(batch for batch in rows if batch.num_rows)
+        self._queued = sum(batch.num_rows for batch in self._queue)
+        self._merge, self._places = self._open(places), places
+
+    def _own(self, parts: Any) -> Any:
+        share = np.asarray(parts) % self.shares.total
+        return (share >= self.shares.first) & (share < self.shares.first + self.shares.count)
+
+    def _open(self, places: Mapping[str, Any]) -> Merge:
+        lanes = []
+        for side, source in enumerate(self._stream.sources):
+            for part, name in enumerate(self._partitions[side]):
+                if self._apart and not self._own(np.array([part]))[0]:
+                    continue
+                place, key = place_of(places, side, part)
+                counts = source.counts if source.skips else None
+                reader = source.log.open(name, place, source.columns, source.form, counts)
+                lanes.append(Lane(side, part, reader, reader.start, key, source.times))
+        schemas = [arrow_schema(source.columns) for source in self._stream.sources]
+        return Merge(lanes, schemas, self._stream.idle if self._stream.follow else 0.0)
+
+    def _next(self) -> pa.RecordBatch | None:
+        """Return the next batch; None if there is none yet, or, with `_over`, none any more."""
+        whole = self._size * (self.shares.count if self._apart else self.shares.total)
+        while self._queued < whole:
+            if self.stopped:
+                self._over = True
+                return None
+            assert self._merge is not None
+            merged = self._merge.read()
+            if merged is None:
+                if self._stream.follow or not self._merge.at_end:
+                    return None
+                self._over = True
+                if not self._remainder or not self._queued:
+                    return None
+                break
+            self.newest = int(merged.keys[-1])
+            rows = merged.batches[0]
+            if self._event_time is not None:
+                times = pa.array(merged.times[merged.sides == 0])
+                own = pa.schema([*rows.schema, pa.field(self._event_time, pa.int64())])
+                rows = pa.RecordBatch.from_arrays([*rows.columns, times], schema=own)
+            if self._join is not None:
+                rows = self._join.push(
+                    merged.keys, merged.times, merged.sides, merged.parts, rows, merged.batches[1]
+                )
+            for source, batch in zip(self._stream.sources, merged.batches, strict=True):
+                source.counts.rows += batch.num_rows
+            if rows.num_rows:
+                self._queue.append(rows)
+                self._queued += rows.num_rows
+        batch = self._cut(min(whole, self._queued))
+        self._trim()
+        self._given.append(batch)
+        if self._apart or self.shares.total == 1:
+            return batch
+        share = np.arange(batch.num_rows) % self.shares.total
+        return batch.filter(pa.array(self._own(share)))
+
+    def _cut(self, rows: int) -> pa.RecordBatch:
+        taken, left = [], rows
+        while left:
+            first = self._queue.popleft()
+            if first.num_rows > left:
+                self._queue.appendleft(first.slice(left))
+                first = first.slice(0, left)
+            taken.append(first)
+            left -= first.num_rows
+        self._queued -= rows
+        return taken[0] if len(taken) == 1 else concat(taken, self.schema)
+
+
+@contextmanager
+def _in_graph() -> Iterator[None]:
+    """Raise gmeta's errors so that their text passes through TensorFlow (`gmeta.io.reader_stats`)."""
+    try:
+        yield
+    except GmetaError as error:
+        raise ValueError(f"gmeta: {error}\n") from error
+
+
+def _to_bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def _from_bytes(stored: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(stored) as reader:
+        return concat(list(reader), reader.schema)
