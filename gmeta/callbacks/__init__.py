@@ -13,8 +13,8 @@ from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
-    from gmeta.training.progressive_evaluation import ProgressiveEvaluation as ProgressiveEvaluation
     from gmeta.callbacks.step_times import StepTimes as StepTimes
+    from gmeta.training.progressive_evaluation import ProgressiveEvaluation as ProgressiveEvaluation
 
 _WHERE = {
     "AdaptationCurve": "gmeta.callbacks.adaptation_curve",

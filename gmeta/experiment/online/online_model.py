@@ -14,9 +14,9 @@ from gmeta.core.settings import parse_duration
 from gmeta.export.signature import Signature
 from gmeta.initializers import Normal
 from gmeta.io import join, stream
+from gmeta.io.streams.event_stream import Stream
 from gmeta.io.streams.late_labels import LOG_ODDS, WEIGHT
 from gmeta.io.streams.records import Format
-from gmeta.io.streams.stream import Stream
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import DCN
 from gmeta.optimizers import Adagrad

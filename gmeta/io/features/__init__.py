@@ -6,8 +6,8 @@ and `cells` encodes their values.
 
 from gmeta.io.features.arrow import ArrowSource
 from gmeta.io.features.cells import FetchCounts, FetchPolicy
+from gmeta.io.features.feature_join import join_features
 from gmeta.io.features.feature_source import FeatureSource
-from gmeta.io.features.join import join_features
 from gmeta.io.features.stores import HBaseSource, RocksDBSource
 
 __all__ = [
