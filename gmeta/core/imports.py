@@ -80,6 +80,7 @@ EXTRAS = {
     "cloudpickle": "workers",
     "optuna": "tune",
     "prometheus_client": "online",
+    "confluent_kafka": "online",
 }
 """Package -> the extra that installs it."""
 

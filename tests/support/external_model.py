@@ -25,7 +25,7 @@ EXTERNAL = ["user", "item", "place"]
 
 
 class Scores(Model):
-    def __init__(self, width=1):
+    def __init__(self, width: int = 1) -> None:
         super().__init__(name="scores")
         self.collection = EmbeddingCollection(FEATURES, optimizer=optimizers.Adam(0.1), seed=3)
         self.dense = tf.keras.layers.Dense(width)
