@@ -200,7 +200,7 @@ def follow(
     config, stream = begin(run, given, follow=not until_end)
     monitor = None
     if metrics_port is not None and world().rank == 0:
-        from gmeta.callbacks.online_monitor import OnlineMonitor
+        from gmeta.experiment.online.monitor import OnlineMonitor
 
         monitor = OnlineMonitor()
         port = monitor.serve(metrics_port)
@@ -272,18 +272,20 @@ def command(run_path: Path, folder: Path) -> None:
     multiple=True,
     required=True,
     metavar="URL",
-    help="A server's model, such as http://host:8501/v1/models/my_model; may be repeated.",
+    help="A server's model, such as http://host:8501/v1/models/my_model, or a store of rows, such as "
+    "redis://host:6379/prefix or rocksdb:///folder; may be repeated.",
 )
 @click.option("--follow", is_flag=True, help="Wait for more deltas and for servers, until Ctrl-C.")
 @click.option(
     "--every", default="1s", show_default=True, metavar="TIME", help="How often to look for deltas."
 )
 def deliver_command(folder: Path, urls: tuple[str, ...], follow: bool, every: str) -> None:
-    """Send servers the deltas that they lack.
+    """Send servers, and stores of rows, the deltas that they lack.
 
     A server is the REST interface of TensorFlow Serving, started with `--model_base_path=FROM/model`. Its
     version decides which deltas it gets, so new and restarted servers catch up, and the command stores
-    nothing. Without --follow, an unreachable server is an error, raised after all others were served.
+    nothing. A store gets the rows of external tables (docs/online.md), and has its version too. Without
+    --follow, an unreachable server or store is an error, raised after all others were served.
     """
     from gmeta.export.delivery import deliver
 
