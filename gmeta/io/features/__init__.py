@@ -1,7 +1,7 @@
 """Changing features, fetched by key from a store while data is read.
 
-`feature_join` adds them to a dataset. `feature_source` is the interface of stores: `feature_join` implements it
-for tables in memory, and `stores` for databases. `cells` encodes their values.
+`feature_join` adds them to a dataset. `feature_source` is the interface of stores; `feature_join` implements
+it for tables in memory, and `stores` for databases. `cells` encodes their values.
 """
 
 from gmeta.io.features.cells import FetchCounts, FetchPolicy
