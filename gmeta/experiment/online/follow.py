@@ -210,6 +210,8 @@ class Following:
         callbacks += [self.publisher] if self.publisher is not None else []
         while True:
             with _stops_on_signals(self.model):
+                if not self.model.reading.wait():
+                    return
                 self.epochs += 1
                 self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
             decision = self.progress.decision
