@@ -133,6 +133,7 @@ OLD_MODULES = {
     "gmeta.core.texts": "gmeta.core.data_manifest",
     "gmeta.experiment.runs.rated_at_least": "gmeta.experiment.runs.model_choice",
     "gmeta.experiment.runs.scaled_error": "gmeta.experiment.runs.model_choice",
+    "gmeta.io.readers.negatives": "gmeta.io.readers.row_reader",
     "gmeta.layers.adaptive.mlp": "gmeta.layers.networks",
     "gmeta.layers.adaptive.task_network": "gmeta.layers.networks",
     "gmeta.layers.embedding.entity_vector": "gmeta.layers.embedding.pooling",
