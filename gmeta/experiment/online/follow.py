@@ -24,8 +24,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.callbacks.online_monitor import OnlineMonitor
-from gmeta.callbacks.progressive_evaluation import ProgressiveEvaluation
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.checkpoint.store import step_of
 from gmeta.core import collectives
@@ -34,14 +32,16 @@ from gmeta.core.files import write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.step import StepCallback
+from gmeta.experiment.online.monitor import OnlineMonitor
 from gmeta.experiment.online.online_model import OnlineConfig, OnlineModel
 from gmeta.export import Publisher
 from gmeta.io import StreamPosition
+from gmeta.io.streams.event_stream import Stream
 from gmeta.io.streams.late_labels import CORRECTS, LOG_ODDS
-from gmeta.io.streams.stream import Stream
 from gmeta.metrics.guard import Decision, Guard
 from gmeta.metrics.progressive import Window
 from gmeta.ops import hash_text
+from gmeta.training.progressive_evaluation import ProgressiveEvaluation
 
 _TIME = "/time"
 _CONFIG, _CHECKPOINTS, _PROGRESS = "online.json", "checkpoints", "progress.json"
@@ -121,6 +121,9 @@ def build(config: OnlineConfig) -> OnlineModel:
     model.reading = StreamPosition()
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
+    # A checkpoint restores, and a publisher describes, weights and moments that are there.
+    model(model.example(), training=False)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -207,6 +210,8 @@ class Following:
         callbacks += [self.publisher] if self.publisher is not None else []
         while True:
             with _stops_on_signals(self.model):
+                if not self.model.reading.wait():
+                    return
                 self.epochs += 1
                 self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
             decision = self.progress.decision
