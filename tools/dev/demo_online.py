@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -210,6 +211,7 @@ def show(log: Log, serving: Serving, run: Path) -> None:
 
 def main(run: Path, events: int, seconds: int) -> None:
     """Run the demo."""
+    tf.get_logger().setLevel("ERROR")
     log = Log(DriftConfig(hours=72, events=events))
     for name in ("events", "training", "online"):
         shutil.rmtree(run / name, ignore_errors=True)
