@@ -29,7 +29,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -171,10 +171,11 @@ class Training:
     def _windows(self) -> int:
         return len(json.loads(self._progress.read_text())) if self._progress.exists() else 0
 
-    def stop(self) -> None:
-        """End training, which saves a checkpoint."""
+    def stop(self, append_last: Callable[[], None]) -> None:
+        """End training, which saves a checkpoint; further rows end its wait for them."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
+            append_last()
             self._process.wait(_LONGEST)
 
 
@@ -216,20 +217,21 @@ def main(run: Path, events: int, seconds: int) -> None:
         shutil.rmtree(run / name, ignore_errors=True)
     append(log, run / "events", 0, 0, MINUTES_OF_DAY)
     print(f"{len(log.columns['ts']):,} events in three days, of which the first is there", flush=True)
+    edges = np.linspace(MINUTES_OF_DAY, log.minutes, seconds + 1).astype(int).tolist()
     training = Training(run)
     try:
         training.wait()
         serving = Serving(log, training.online, MINUTES_OF_DAY)
-        edges = np.linspace(MINUTES_OF_DAY, log.minutes, seconds + 1).astype(int).tolist()
         print(f"requests: each second those of {edges[1] - edges[0]} minutes", flush=True)
         begin = time.monotonic()
         for number, (first, last) in enumerate(pairwise(edges), 1):
             serving.answer(first, last)
-            append(log, run / "events", number, first, last)
+            if number < seconds:
+                append(log, run / "events", number, first, last)
             training.check()
             time.sleep(max(begin + number - time.monotonic(), 0.0))
     finally:
-        training.stop()
+        training.stop(lambda: append(log, run / "events", seconds, *edges[-2:]))
     show(log, serving, run)
 
 
