@@ -206,17 +206,17 @@ class OnlineModel(DCN):
             return FeatureConfig(name, table, "sqrtn" if kind.endswith("[]") else None, hash=hashes)
 
         ids = {name: kind for name, kind in kinds.items() if not kind.startswith("float")}
-        self.numbers = [name for name in kinds if name not in ids]
+        numbers = [name for name in kinds if name not in ids]
         super().__init__(
             EmbeddingCollection([feature(*each) for each in ids.items()], seed=config.seed),
-            floats=self.numbers,
+            floats=numbers,
             cross=config.cross,
             hidden=config.hidden,
             head="rating",
             seed=config.seed,
             name="online",
         )
-        self.config, self.kinds = config, kinds
+        self.config, self.kinds, self.numbers = config, kinds, numbers
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute the logits of samples, (samples, 1)."""
