@@ -112,6 +112,7 @@ class Job:
 
     def start(self) -> None:
         """Start it."""
+        self._before = self.said.stat().st_size if self.said.exists() else 0
         words = (str(self.said), self._target, *self._arguments)
         self._process = _context.Process(target=_begin, args=words, daemon=True)
         self._process.start()
@@ -135,6 +136,10 @@ class Job:
         if code in (None, 0, *known):
             return code is None
         raise SystemExit(f"online kills: {self.said.stem} ended with {code}:\n{tail(self.said)}")
+
+    def says(self, text: str) -> bool:
+        """Return whether its output since its start has a text."""
+        return self.said.exists() and text in self.said.read_text(errors="replace")[self._before :]
 
     def end(self, number: signal.Signals | None = None) -> int:
         """End it by a signal, or wait for its end; return its exit code."""
@@ -232,6 +237,8 @@ def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]
             count[name] += 1
     until("the source", lambda: not jobs["source"].check(), jobs)
     until("a checkpoint", lambda: any(online.run.glob("checkpoints/step-*")), jobs)
+    until("training", lambda: jobs["trainer"].says("trains click"), jobs)
+    time.sleep(chance.uniform(0.1, mean))
     ended = {"SIGTERM": jobs["trainer"].end(signal.SIGTERM)}
     last = Job(online.folder / "last.log", run_gmeta, [*online.train, "--until-end"])
     ended["--until-end"] = last.end()
@@ -252,8 +259,7 @@ def contents(run: Path) -> dict[str, Any]:
     config = load_config(run)
     following = Following(run, config, config.open(False), show=lambda _: None)
     model = following.model
-    # Weights are created, and the stored values given to them, by the first call and the first gradients.
-    model({name: np.zeros(1, np.int64) for name in model.kinds}, training=False)
+    # Slots are created, and the stored values given to them, by the first gradients.
     model.optimizer.build(model.trainable_variables)
     found: dict[str, Any] = {"step": np.array(int(model.reading.step))}
     for table in tables_of(model):
@@ -286,7 +292,7 @@ def frequencies(run: Path) -> dict[str, dict[int, int]]:
     found = {}
     for name, named in named_tables(model).items():
         held = records[named.physical]
-        own = named.own({"keys": held["keys"], "frequency": held["frequencies"]})
+        own = named.own({"keys": held["keys"], "frequency": held["frequency"]})
         found[name] = dict(zip(own["keys"].tolist(), own["frequency"].tolist(), strict=True))
     return found
 

@@ -14,7 +14,10 @@ again, because they would break the rule again.
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -44,6 +47,7 @@ from gmeta.metrics.progressive import Window
 from gmeta.ops import hash_text
 
 _TIME = "/time"
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 _CONFIG, _CHECKPOINTS, _PROGRESS = "online.json", "checkpoints", "progress.json"
 
 
@@ -121,6 +125,7 @@ def build(config: OnlineConfig) -> OnlineModel:
     model.reading = StreamPosition()
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
+    model.create_weights()
     return model
 
 
@@ -205,21 +210,35 @@ class Following:
         """
         callbacks = [_Count(self.model.reading, self.config.batch_size, self._monitor), self.progress]
         callbacks += [self.publisher] if self.publisher is not None else []
-        while True:
-            with _stops_on_signals(self.model):
-                self.epochs += 1
-                self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
-            decision = self.progress.decision
-            if decision is None:
-                return
-            if self._monitor is not None:
-                self._monitor.note_decision(decision)
-            if decision.action == "stop":
-                raise GmetaError(
-                    f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; the same "
-                    "command continues"
-                )
-            self._fall_back(decision)
+        with _stops_on_signals(self.model) as stopped:
+            if self.publisher is not None and self.saving.batches:
+                # What was trained before is published now, not after the next event. What was published after
+                # the last checkpoint is trained again.
+                self.publisher.publish_base()
+            while True:
+                self._train_epoch(callbacks)
+                decision = self.progress.decision
+                if decision is None or stopped():
+                    return
+                if self._monitor is not None:
+                    self._monitor.note_decision(decision)
+                if decision.action == "stop":
+                    raise GmetaError(
+                        f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; the same "
+                        "command continues"
+                    )
+                self._fall_back(decision)
+
+    def _train_epoch(self, callbacks: list[tf.keras.callbacks.Callback]) -> None:
+        """Train until the stream ends."""
+        before = self.saving.batches
+        self.epochs += 1
+        try:
+            self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
+        except ValueError as error:
+            if self.saving.batches > before or "Empty logs" not in str(error):
+                raise
+            self.epochs -= 1  # Keras refuses an epoch without a batch: there is nothing new to train
 
     def _fall_back(self, decision: Decision) -> None:
         """Restore weights and rows from before the metrics broke; the position stays."""
@@ -282,19 +301,42 @@ class _Count(StepCallback):
 
 
 @contextmanager
-def _stops_on_signals(model: OnlineModel) -> Iterator[None]:
-    """At SIGINT or SIGTERM, end the training after its step and save; a second one ends the process."""
-    before: dict[int, Any] = {}
+def _stops_on_signals(model: OnlineModel) -> Iterator[Callable[[], bool]]:
+    """At SIGINT or SIGTERM, end the training after its step and save; a second one ends the process.
 
-    def stop(number: int, _: Any) -> None:
-        signal.signal(number, before[number])
-        model.stop_training = True
-        model.reading.stop()
+    Python runs handlers between two operations of the main thread, which may wait for rows within TensorFlow.
+    Therefore a thread reads signals from the pipe that Python writes to at once.
 
-    for each in (signal.SIGINT, signal.SIGTERM):
-        before[each] = signal.signal(each, stop)
+    Yields:
+      A function that returns whether a signal came.
+    """
+    came, over = threading.Event(), threading.Event()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def watch() -> None:
+        while not over.is_set() and (numbers := reader.recv(1)):
+            if numbers[0] not in _STOPS:
+                continue
+            if came.is_set():
+                os._exit(128 + numbers[0])
+            came.set()
+            threading.Thread(target=insist, daemon=True).start()
+
+    def insist() -> None:
+        """Ask again and again: an epoch that begins meanwhile forgets what was asked before."""
+        while not over.wait(0.05):
+            model.stop_training = True
+            model.reading.stop()
+
+    before = {each: signal.signal(each, lambda *_: None) for each in _STOPS}
+    earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="gmeta-signals", daemon=True).start()
     try:
-        yield
+        yield came.is_set
     finally:
+        over.set()
+        signal.set_wakeup_fd(earlier)
         for number, handler in before.items():
             signal.signal(number, handler)
+        writer.close()

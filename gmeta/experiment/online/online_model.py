@@ -230,6 +230,14 @@ class OnlineModel(DCN):
             logits += inputs[LOG_ODDS][:, tf.newaxis]
         return logits
 
+    def create_weights(self) -> None:
+        """Create the dense weights, by a call on one row, so that the model can be exported before it trains."""
+        row: dict[str, Any] = {}
+        for name, kind in self.kinds.items():
+            value = tf.zeros([1], tf.float32 if name in self.numbers else tf.int64)
+            row[name] = tf.RaggedTensor.from_row_lengths(value, [1]) if kind.endswith("[]") else value
+        self(row, training=False)
+
     def signature(self) -> Signature:
         """Return the exported model's request: the columns, to the probability and the logit of the label."""
         specs: dict[str, tf.TypeSpec] = {}
