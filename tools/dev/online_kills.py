@@ -42,7 +42,7 @@ import numpy as np
 BATCH, ROWS, IDS = 64, 256, 1000
 """Rows of a step and of a file; ids of a column."""
 COLUMNS = ("user", "item")
-KINDS = ("source", "trainer", "deliverer", "server")
+KINDS = ("source", "source", "trainer", "deliverer", "deliverer", "server")
 CALM = 240.0  # seconds without progress after the kills, beyond which something is broken
 
 _context = multiprocessing.get_context("forkserver")
@@ -229,8 +229,10 @@ def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]
     chance, count = random.Random(seed), Counter[str]()
     jobs = online.start(pause=kills * mean / max(1, online.files))
     for _ in range(kills):
-        time.sleep(chance.uniform(0.05, 2 * mean))
         name = chance.choice(KINDS)
+        if name == "trainer" and chance.random() < 0.8:  # otherwise it might never train a batch
+            until("training", lambda: jobs["trainer"].says("trains click"), jobs)
+        time.sleep(chance.uniform(0.05, 2 * mean))
         for job in jobs.values():
             job.check()
         if jobs[name].kill():
@@ -293,7 +295,7 @@ def frequencies(run: Path) -> dict[str, dict[int, int]]:
     for name, named in named_tables(model).items():
         held = records[named.physical]
         own = named.own({"keys": held["keys"], "frequency": held["frequency"]})
-        found[name] = dict(zip(own["keys"].tolist(), own["frequency"].tolist(), strict=True))
+        found[name.rpartition("/")[2]] = dict(zip(own["keys"].tolist(), own["frequency"].tolist(), strict=True))
     return found
 
 
@@ -365,14 +367,14 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=20, help="how many (default: %(default)s)")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--mean", type=float, default=3.0, help="seconds between kills (%(default)s)")
-    options.add_argument("--files", type=int, help="files of the log (default: 6 for each kill)")
+    options.add_argument("--files", type=int, help="files of the log (default: 4 for each kill)")
     options.add_argument("--folder", type=Path, help="where to work; must not exist (default: temporary)")
     options.add_argument("--json", type=Path, help="also write the result to this file")
     options = options.parse_args()
     _context.set_forkserver_preload(
         ["gmeta.cli.train", "gmeta.cli.deliver", "gmeta.experiment.online.follow", "support.model_server"]
     )
-    files = options.files or 6 * options.kills
+    files = options.files or 4 * options.kills
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

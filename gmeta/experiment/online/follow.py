@@ -33,7 +33,7 @@ from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.checkpoint.store import step_of
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.core.files import write_atomically
+from gmeta.core.files import remove_unfinished, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.step import StepCallback
@@ -166,6 +166,9 @@ class Following:
         )
         self.model.progress = KeptState(self.progress.state)
         self.saving = ShardedCheckpoint(run / _CHECKPOINTS, every=config.checkpoint_every)
+        self.saving.store.claim()  # before any effect, so that a second training of the run has none
+        if collectives.world().rank == 0:
+            remove_unfinished(run)
         self.epochs = self.saving.restore(self.model)
         if len(state := self.model.progress.saved.numpy()):
             self.progress.restore(state.tobytes())
