@@ -50,9 +50,7 @@ class Loaded:
             text = isinstance(given, dict)
             kind = object if text else tf.as_dtype(tensor.dtype).as_numpy_dtype
             feed[tensor.name] = np.array(base64.b64decode(given["b64"]) if text else given, kind)
-        found = self._session.run(
-            {name: tensor.name for name, tensor in signature.outputs.items()}, feed
-        )
+        found = self._session.run({name: tensor.name for name, tensor in signature.outputs.items()}, feed)
         answers = {name: value.tolist() for name, value in found.items()}
         return answers if len(answers) > 1 else next(iter(answers.values()))
 

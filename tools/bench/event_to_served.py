@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-import os
 import queue
 import re
 import signal
@@ -67,7 +66,7 @@ def produce(folder: str, rate: int, made: Any) -> None:
         columns = {"user": users, "item": items, "click": clicks, "ts": micros}
         path = Path(folder, f"{number:09d}.parquet")
         pa.parquet.write_table(pa.table(columns), f"{path}.tmp")
-        os.rename(f"{path}.tmp", path)
+        Path(f"{path}.tmp").rename(path)
         number, last = number + 1, end
 
 

@@ -245,7 +245,9 @@ def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]
     last = Job(online.folder / "last.log", run_gmeta, [*online.train, "--until-end"])
     ended["--until-end"] = last.end()
     if any(ended.values()):
-        raise SystemExit(f"online kills: exit codes {ended}:\n{tail(last.said)}\n{tail(jobs['trainer'].said)}")
+        raise SystemExit(
+            f"online kills: exit codes {ended}:\n{tail(last.said)}\n{tail(jobs['trainer'].said)}"
+        )
     version = max([*deltas_in(online.online), *models_in(online.online)])
     serving = {name: jobs[name] for name in ("deliverer", "server")}
     until(f"version {version}", lambda: online.ask("delta_version", {}) == version, serving)
@@ -283,8 +285,8 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 def frequencies(run: Path) -> dict[str, dict[int, int]]:
     """Return how many events of each id a run's tables have counted, by column."""
-    from gmeta.experiment.online.follow import build, load_config
     from gmeta.checkpoint import ShardedCheckpoint
+    from gmeta.experiment.online.follow import build, load_config
     from gmeta.export.delta_signatures import named_tables, tables_of
     from support.tables import sorted_records
 
@@ -295,7 +297,9 @@ def frequencies(run: Path) -> dict[str, dict[int, int]]:
     for name, named in named_tables(model).items():
         held = records[named.physical]
         own = named.own({"keys": held["keys"], "frequency": held["frequency"]})
-        found[name.rpartition("/")[2]] = dict(zip(own["keys"].tolist(), own["frequency"].tolist(), strict=True))
+        found[name.rpartition("/")[2]] = dict(
+            zip(own["keys"].tolist(), own["frequency"].tolist(), strict=True)
+        )
     return found
 
 
@@ -307,9 +311,9 @@ def counted(seed: int, files: int) -> dict[str, dict[int, int]]:
 
 def compare_server(online: Online) -> list[str]:
     """Return what differs between the server and an export of the last checkpoint."""
-    from gmeta.export import export_model
-    from gmeta.experiment.online.follow import build, load_config
     from gmeta.checkpoint import ShardedCheckpoint
+    from gmeta.experiment.online.follow import build, load_config
+    from gmeta.export import export_model
     from support.model_server import Loaded
 
     model = build(load_config(online.run))
@@ -332,9 +336,9 @@ def _first(found: Any, expected: Any) -> str:
 
 def check_folders(online: Online) -> list[str]:
     """Return what is wrong in the folders of a run and of its publisher."""
+    from gmeta.checkpoint import ShardedCheckpoint
     from gmeta.checkpoint.store import CheckpointStore
     from gmeta.experiment.online.follow import build, load_config
-    from gmeta.checkpoint import ShardedCheckpoint
     from gmeta.export.model_deltas import STREAM, Delta, Layout, deltas_in
 
     wrong = []

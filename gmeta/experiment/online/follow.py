@@ -227,8 +227,8 @@ class Following:
                     self._monitor.note_decision(decision)
                 if decision.action == "stop":
                     raise GmetaError(
-                        f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; the same "
-                        "command continues"
+                        f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; "
+                        "the same command continues"
                     )
                 self._fall_back(decision)
 

@@ -231,7 +231,7 @@ class OnlineModel(DCN):
         return logits
 
     def create_weights(self) -> None:
-        """Create the dense weights, by a call on one row, so that the model can be exported before it trains."""
+        """Create the dense weights, by a call on one row: an export needs them before training does."""
         row: dict[str, Any] = {}
         for name, kind in self.kinds.items():
             value = tf.zeros([1], tf.float32 if name in self.numbers else tf.int64)
