@@ -67,12 +67,13 @@ def write_log(folder: str, seed: int, files: int, pause: float) -> None:
         if path.exists():
             continue
         data = "".join(json.dumps(row) + "\n" for row in events(seed, number)).encode()
-        with open(f"{path}.tmp", "wb") as file:
+        unfinished = path.with_name(f"{path.name}.tmp")
+        with unfinished.open("wb") as file:
             file.write(data[: len(data) // 2])
             file.flush()
             time.sleep(pause / 2)
             file.write(data[len(data) // 2 :])
-        os.rename(f"{path}.tmp", path)
+        unfinished.rename(path)
         time.sleep(pause / 2)
 
 
@@ -200,10 +201,11 @@ class Online:
     def ask(self, signature: str, inputs: dict[str, Any]) -> Any:
         """Return the server's answer; None if there is none."""
         body = json.dumps({"signature_name": signature, "inputs": inputs}).encode()
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            with urllib.request.urlopen(urllib.request.Request(f"{self.url}:predict", body), timeout=30) as a:
-                return json.load(a)["outputs"]
-        return None
+        try:
+            with urllib.request.urlopen(f"{self.url}:predict", body, timeout=30) as answer:
+                return json.load(answer)["outputs"]
+        except (OSError, ValueError, KeyError):
+            return None
 
 
 def until(what: str, done: Callable[[], bool], jobs: dict[str, Job]) -> None:
