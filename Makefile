@@ -24,7 +24,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench demo test test-longer test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup bench demo demo-online test test-longer test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -47,6 +47,9 @@ ifeq ($(DATA),)
 	$(BIN)/gmeta export --run '$(RUN)' --out '$(RUN)/serving'
 	$(BIN)/python tools/dev/demo_client.py '$(RUN)/serving' '$(RUN)/clicks/new_user.json'
 endif
+
+demo-online: setup  ## Train on a generated stream and serve it, in three minutes: what fresh rows are worth [RUN=a folder]
+	$(BIN)/python tools/dev/demo_online.py '$(if $(filter file,$(origin RUN)),runs/online,$(RUN))'
 
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
 	$(BIN)/pytest $(IN_PARALLEL) $(PYTEST_ARGS)

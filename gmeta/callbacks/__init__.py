@@ -13,12 +13,12 @@ from gmeta.core.imports import load_lazily
 
 if TYPE_CHECKING:
     from gmeta.callbacks.adaptation_curve import AdaptationCurve as AdaptationCurve
-    from gmeta.callbacks.progressive_evaluation import ProgressiveEvaluation as ProgressiveEvaluation
     from gmeta.callbacks.step_times import StepTimes as StepTimes
+    from gmeta.training.progressive_evaluation import ProgressiveEvaluation as ProgressiveEvaluation
 
 _WHERE = {
     "AdaptationCurve": "gmeta.callbacks.adaptation_curve",
-    "ProgressiveEvaluation": "gmeta.callbacks.progressive_evaluation",
+    "ProgressiveEvaluation": "gmeta.training.progressive_evaluation",
     "StepTimes": "gmeta.callbacks.step_times",
 }
 

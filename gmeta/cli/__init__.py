@@ -40,7 +40,11 @@ COMMANDS = {
 
 _ELSEWHERE = {
     "launch": "rank_options:launch_command",
+    "workers": "rank_options:workers_command",
+    "evaluate": "predict:evaluate_command",
     "recommend": "predict:recommend_command",
+    "export": "publish:export_command",
+    "deliver": "publish:deliver_command",
     "tables": "inspect:tables_command",
 }
 """Subcommand -> the module and the function, for those in the module of another one."""

@@ -14,8 +14,7 @@ from rich.progress import ProgressColumn, Task, TaskID
 from rich.table import Table
 from rich.text import Text
 
-from gmeta.cli.options import DATA, engine_options, on_bad_option
-from gmeta.cli.table_options import spec_of, spec_options
+from gmeta.cli.options import DATA, engine_options, on_bad_option, spec_of, spec_options
 from gmeta.core.errors import ConfigError
 from gmeta.core.group_index import CODECS, LAYOUTS
 from gmeta.core.schema import OnBad

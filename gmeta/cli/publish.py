@@ -1,15 +1,165 @@
-"""``gmeta train --follow`` and ``gmeta publish``: training on a stream, and its model for servers."""
+"""``gmeta export``, ``gmeta publish`` and ``gmeta deliver``: models for servers.
+
+``gmeta export`` writes a model that was trained on a prepared data set. ``gmeta train --follow`` (`follow`)
+trains on a stream and publishes its model with deltas, ``gmeta publish`` publishes such a model later, and
+``gmeta deliver`` sends the deltas to servers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
+from gmeta.cli.options import refuse_options, run_option, seen_option
 from gmeta.core.errors import ConfigError
+from gmeta.core.row_formats import RowDtype
+from gmeta.core.settings import parse_duration
+
+
+@click.command("export")
+@run_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("serving"),
+    show_default=True,
+    help="The model's folder, as TensorFlow Serving's --model_base_path names it.",
+)
+@click.option(
+    "--method",
+    help="Which method of the run; of a run for next-item, retrieval or ranking, a baseline too.  [default: "
+    "for cold start the first; else the best in validation]",
+)
+@click.option("--seed", type=int, help="Which of its seeds.  [default: the first]")
+@click.option(
+    "--model-version", type=click.IntRange(1), help="Subfolder of OUT to make.  [default: the next number]"
+)
+@click.option(
+    "--unknown",
+    type=click.Choice(["initial", "zeros"]),
+    default="initial",
+    show_default=True,
+    help="What an id reads that was never trained: the row that training would start it with, or zeros.",
+)
+@click.option(
+    "--steps", type=click.IntRange(0), help="Inner steps of `adapt`.  [default: the method's, for serving]"
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of the deltas that `adapt` answers; float16 is half the bytes.",
+)
+@click.option(
+    "--row-dtype",
+    type=click.Choice(["float32", "bfloat16", "int8"]),
+    default="float32",
+    show_default=True,
+    help="Of the model's rows: bfloat16 takes half the bytes; int8, with a scale a row, about a quarter.",
+)
+@click.option(
+    "--stale",
+    type=click.Choice(["refuse", "apply"]),
+    default="refuse",
+    show_default=True,
+    help="What `predict_with` does with deltas that another version answered.",
+)
+@click.option(
+    "-k",
+    "k",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Items of an answer, for next-item and retrieval.",
+)
+@seen_option
+@click.pass_context
+def export_command(
+    context: click.Context,
+    run_path: Path,
+    out: Path,
+    method: str | None,
+    seed: int | None,
+    model_version: int | None,
+    unknown: Literal["initial", "zeros"],
+    steps: int | None,
+    dtype: Literal["float32", "float16"],
+    row_dtype: RowDtype,
+    stale: Literal["refuse", "apply"],
+    k: int,
+    seen: bool | None,
+) -> None:
+    """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
+
+    The SavedModel has TensorFlow's own ops only. For a run for next-item or retrieval it has one signature,
+    `recommend`: it takes histories, a matrix of ids padded with -1, or of the texts that gmeta prepare
+    hashed, and returns the likeliest items with their scores, texts and titles. For a run for ranking it
+    has one, `predict`: it takes the columns of rows and returns their scores. For a run for cold start it
+    has three: `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a
+    new task's samples with their labels and returns the adapted weights, as bytes to store; `predict_with`
+    takes features and those bytes. Clients send a feature with several ids per sample as a matrix whose
+    rows are padded with -1. OUT/VERSION appears whole or not at all.
+    """
+    from gmeta.experiment.runs.all_runs import export_run
+    from gmeta.experiment.runs.run_folder import RunFolder
+
+    run = RunFolder(run_path)
+    family = run.family
+    refuse_options(context, _OF_FAMILY, family)
+    if family == "ranking":
+        from gmeta.experiment.ranking.served import export_ranking
+
+        exported = export_ranking(
+            run, out, method=method, seed=seed, version=model_version, row_dtype=row_dtype
+        )
+    elif family in ("next-item", "retrieval"):
+        from gmeta.experiment.next_item.served import export_catalogue
+
+        exported = export_catalogue(
+            run,
+            out,
+            method=method,
+            seed=seed,
+            version=model_version,
+            k=k,
+            leave_out_seen=None if seen is None else not seen,
+            row_dtype=row_dtype,
+        )
+    else:
+        exported = export_run(
+            run,
+            out,
+            method=method,
+            seed=seed,
+            version=model_version,
+            unknown=unknown,
+            steps=steps,
+            dtype=dtype,
+            stale=stale,
+            row_dtype=row_dtype,
+        )
+    for signature, inputs in exported.signatures.items():
+        click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
+    for note in exported.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"exported: {exported.folder}, {exported.rows:,} embedding rows")
+
+
+def _list(tensors: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {form}" for name, form in tensors.items())
+
+
+_OF_FAMILY = {
+    "cold-start": ("unknown", "steps", "dtype", "stale"),
+    "next-item": ("k", "seen"),
+    "retrieval": ("k", "seen"),
+}
+"""Family of runs -> the options that it takes and not every family does."""
 
 
 def follow(
@@ -50,7 +200,7 @@ def follow(
     config, stream = begin(run, given, follow=not until_end)
     monitor = None
     if metrics_port is not None and world().rank == 0:
-        from gmeta.callbacks.online_monitor import OnlineMonitor
+        from gmeta.experiment.online.monitor import OnlineMonitor
 
         monitor = OnlineMonitor()
         port = monitor.serve(metrics_port)
@@ -105,6 +255,49 @@ def command(run_path: Path, folder: Path) -> None:
     publisher.close()
     if published is not None:
         click.echo(f"{folder}: version {published.version}, {published.rows:,} rows")
+
+
+@click.command("deliver")
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path("online"),
+    show_default=True,
+    help="The folder of a gmeta.export.Publisher.",
+)
+@click.option(
+    "--to",
+    "urls",
+    multiple=True,
+    required=True,
+    metavar="URL",
+    help="A server's model, such as http://host:8501/v1/models/my_model, or a store of rows, such as "
+    "redis://host:6379/prefix or rocksdb:///folder; may be repeated.",
+)
+@click.option("--follow", is_flag=True, help="Wait for more deltas and for servers, until Ctrl-C.")
+@click.option(
+    "--every", default="1s", show_default=True, metavar="TIME", help="How often to look for deltas."
+)
+def deliver_command(folder: Path, urls: tuple[str, ...], follow: bool, every: str) -> None:
+    """Send servers, and stores of rows, the deltas that they lack.
+
+    A server is the REST interface of TensorFlow Serving, started with `--model_base_path=FROM/model`. Its
+    version decides which deltas it gets, so new and restarted servers catch up, and the command stores
+    nothing. A store gets the rows of external tables (docs/online.md), and has its version too. Without
+    --follow, an unreachable server or store is an error, raised after all others were served.
+    """
+    from gmeta.export.delivery import deliver
+
+    versions = deliver(
+        folder,
+        urls,
+        follow=follow,
+        every=parse_duration(every, "--every"),
+        say=lambda line: click.echo(line, err=True),
+    )
+    for url, version in versions.items():
+        click.echo(f"{url}: version {version}")
 
 
 _OPTIONS = (

@@ -345,3 +345,17 @@ class Texts:
             text if title is None and text is not None else str(int(value)) if title is None else title
             for value, title, text in zip(values, titles, texts, strict=True)
         ]
+
+
+def hash_text(text: str) -> int:
+    """Hash a text: return the last 8 bytes of the MD5 of its UTF-8, little endian, as a signed number.
+
+    DuckDB's ``md5_number_lower(text)`` gives the same bits.
+
+    Example:
+      >>> hash_text("abc")
+      8250560606382298838
+    """
+    return int.from_bytes(
+        hashlib.md5(text.encode(), usedforsecurity=False).digest()[8:], "little", signed=True
+    )

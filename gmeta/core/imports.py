@@ -5,6 +5,7 @@
   small packages. Packages for preparation, reports and workers come with extras of ``pyproject.toml``: ``pip
   install 'gmeta[prepare]'``. If gmeta's own code imports a missing one, the error is one line that names the
   extra. Python asks this finder last, so it sees only packages that aren't installed.
+* `import_for` imports the packages of the extra ``stores``, each of which one kind of store needs.
 * `find_old_modules` loads models that earlier versions saved, and finds modules for scripts by their former
   names. A ``.keras`` file names each class by its module, which Keras imports when it loads the file, unless
   the class is registered and its module already imported. The finder handles modules that were merged into
@@ -22,7 +23,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from gmeta.core.errors import GmetaError
+from gmeta.core.errors import ConfigError, GmetaError
 
 
 def load_lazily(
@@ -79,6 +80,7 @@ EXTRAS = {
     "cloudpickle": "workers",
     "optuna": "tune",
     "prometheus_client": "online",
+    "confluent_kafka": "online",
 }
 """Package -> the extra that installs it."""
 
@@ -115,10 +117,23 @@ def name_missing_extras() -> None:
         sys.meta_path.append(_LastFinder())
 
 
+def import_for(store: str, package: str) -> ModuleType:
+    """Import a package of the extra ``stores``.
+
+    Raises:
+      ConfigError: The package isn't installed, or doesn't load.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise ConfigError(f"{store} needs {package} ({error}): pip install 'gmeta[stores]'") from error
+
+
 OLD_MODULES = {
     "gmeta.core.texts": "gmeta.core.data_manifest",
     "gmeta.experiment.runs.rated_at_least": "gmeta.experiment.runs.model_choice",
     "gmeta.experiment.runs.scaled_error": "gmeta.experiment.runs.model_choice",
+    "gmeta.io.readers.negatives": "gmeta.io.readers.row_reader",
     "gmeta.layers.adaptive.mlp": "gmeta.layers.networks",
     "gmeta.layers.adaptive.task_network": "gmeta.layers.networks",
     "gmeta.layers.embedding.entity_vector": "gmeta.layers.embedding.pooling",

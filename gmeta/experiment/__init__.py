@@ -9,7 +9,7 @@ from gmeta.core.imports import load_lazily
 _MOVED = {
     "Evaluation": "gmeta.experiment.results.evaluation",
     "ExperimentConfig": "gmeta.experiment.plan.experiment_config",
-    "MethodConfig": "gmeta.experiment.plan.method_config",
+    "MethodConfig": "gmeta.experiment.plan.experiment_config",
     "RunFolder": "gmeta.experiment.runs.run_folder",
     "evaluate": "gmeta.experiment.measurement.run_pool",
     "export_run": "gmeta.experiment.runs.all_runs",

@@ -5,6 +5,8 @@
 - `sequence_models` has the signatures of models over histories.
 - `publisher` publishes a model while it trains: `model_deltas` encodes what has changed, `delta_signatures`
   applies it in a server, and `delivery` sends it there.
+- `external_rows` makes signatures that take rows of tables larger than a server; `row_stores` holds these in
+  Redis or RocksDB, where `delivery` sends them too.
 
 Each name is loaded at its first use.
 """

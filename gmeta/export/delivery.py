@@ -1,10 +1,15 @@
-"""Sends published deltas to servers until they are up to date.
+"""Sends published deltas to servers, and to stores of rows, until they are up to date.
 
 A server is TensorFlow Serving's REST interface, or anything with the same interface. Its signature
 ``delta_version`` returns its version; ``apply_delta`` receives the deltas after that version one by one, or,
 if the server lags far, several combined into one (`gmeta.export.model_deltas.combine`). So this module
 stores nothing about servers: a killed delivery, a restarted server and a new replica all resume from the
 version that the server has.
+
+A store of rows (`gmeta.export.row_stores`) is one more replica. It gets the external tables of each delta;
+servers get the rest. If no delta continues its position, it is loaded: it gets all rows of the newest
+version, part by part, and then loses those that only earlier versions wrote. Meanwhile its position is one in
+a stream of these parts, so that a killed load resumes, and two deliveries don't disturb each other.
 """
 
 from __future__ import annotations
@@ -15,13 +20,27 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from gmeta.core.errors import DataError, GmetaError
+from gmeta.core.errors import ConfigError, DataError, GmetaError, StoreError
 from gmeta.core.json_values import parse_json
-from gmeta.export.model_deltas import MODEL, STREAM, Delta, Layout, combine, deltas_in, models_in
+from gmeta.export.model_deltas import (
+    MODEL,
+    STREAM,
+    Delta,
+    Layout,
+    TableChange,
+    combine,
+    deltas_in,
+    external_in,
+    models_in,
+    parts_in,
+    rows_in,
+)
+from gmeta.export.row_stores import Change, Position, RowStore, row_store
 
 Say = Callable[[str], None]
 _LONGEST_PAUSE = 30.0
@@ -92,7 +111,7 @@ def catch_up(folder: Path, server: Server, say: Say = print) -> int:
     version = server.version()
     while sent := _next(folder, layout, version):
         start = time.perf_counter()
-        data = sent.encode(layout)
+        data = _without(sent, external_in(folder, sent.version)).encode(layout)
         version = server.apply(data)
         seconds = time.perf_counter() - start
         say(f"{server.url}: version {version}, {len(data):,} bytes in {seconds:.3f} s")
@@ -101,16 +120,122 @@ def catch_up(folder: Path, server: Server, say: Say = print) -> int:
     return version
 
 
+def _without(delta: Delta, external: Mapping[str, str]) -> Delta:
+    """Return a delta without the rows of external tables."""
+    left = {
+        name: TableChange(change.ids[:0], change.rows[:0], change.removed[:0]) if name in external else change
+        for name, change in delta.tables.items()
+    }
+    return Delta(delta.after, delta.version, left, delta.dense)
+
+
+def catch_up_rows(folder: Path, store: RowStore, say: Say = print) -> int:
+    """Send a store all external rows that it lacks.
+
+    Args:
+      folder: The folder of a `gmeta.export.Publisher` with external tables.
+      store: The store.
+      say: Called with a sentence on each change that was sent.
+
+    Returns:
+      The version that the store then has.
+
+    Raises:
+      DataError: The folder has no rows of external tables, or a file is damaged.
+      StoreUnavailableError: The store doesn't answer.
+      StoreError: It refuses, or it has the rows of another stream.
+    """
+    layout = Layout.load(folder / STREAM)
+    own = str(layout.fingerprint)
+    held = store.positions()
+    while True:
+        if strange := [each.stream for each in held if each.stream.partition("/")[0] not in ("", own)]:
+            raise StoreError(
+                f"{store.url} has the rows of another model or training (stream {strange[0]}): deliver to "
+                "another prefix or folder, or empty this one"
+            )
+        start = time.perf_counter()
+        at = min(each.at for each in held)
+        load = {each.stream for each in held} != {own}
+        try:
+            sent = None if load else _next(folder, layout, at)
+        except _NoDeltaError:
+            if at >= max(rows_in(folder), default=0):
+                raise
+            sent, load = None, True
+        if load:
+            done = _load(folder, layout, store, held)
+        elif sent is None:
+            return at
+        else:
+            tables = _external(sent, external_in(folder, sent.version))
+            to = Position(own, sent.version)
+            store.change(Change(own, sent.after, sent.version, to, sent.version, layout.rows, tables))
+            done = f"version {sent.version}"
+        before, held = held, store.positions()
+        if held == before:
+            raise StoreError(f"{store.url} still has version {at} after {done}")
+        say(f"{store.url}: {done}, in {time.perf_counter() - start:.3f} s")
+
+
+def _load(folder: Path, layout: Layout, store: RowStore, held: Set[Position]) -> str:
+    """Take the next step to load all rows of the newest version into a store, and describe it."""
+    versions = rows_in(folder)
+    if not versions:
+        raise DataError(
+            "has no rows for a store",
+            path=folder,
+            advice="publish with Publisher(..., export={'external': [tables]})",
+        )
+    version, own = versions[-1], str(layout.fingerprint)
+    loads = [int(each.stream.partition("/")[2] or 0) for each in held]
+    if max(loads) > version:
+        raise DataError(
+            f"{store.url} is being loaded with version {max(loads)}, and the newest here is {version}",
+            path=folder,
+            advice="deliver from the folder that the publisher writes",
+        )
+    load = f"{own}/{version}"
+    parts = parts_in(folder, version)
+    loaded = [each for each in held if each.stream == own and each.at >= version]
+    if behind := [each for each in held if each.stream != load and each not in loaded]:
+        for each in behind:
+            store.change(
+                Change(each.stream, each.at, each.at + 1, Position(load, 0), version, layout.rows, {})
+            )
+        return f"the load of version {version} begins"
+    at = min(each.at for each in held if each.stream == load)
+    if at < len(parts):
+        tables = _external(_read(parts[at], layout), external_in(folder, version))
+        store.change(Change(load, at, at + 1, Position(load, at + 1), version, layout.rows, tables))
+        return f"part {at + 1} of {len(parts)} of version {version}"
+    store.sweep(version)
+    store.change(Change(load, at, at + 1, Position(own, version), version, layout.rows, {}))
+    return f"version {version}"
+
+
+def _external(delta: Delta, external: Mapping[str, str]) -> dict[str, TableChange]:
+    return {name: delta.tables[table] for table, name in external.items()}
+
+
+class _NoDeltaError(DataError):
+    """No delta continues a version."""
+
+
+def _read(path: Path, layout: Layout) -> Delta:
+    try:
+        return Delta.decode(path.read_bytes(), layout, path)
+    except (OSError, ValueError, TypeError) as error:  # for example, the publisher deletes it meanwhile
+        raise DataError(f"can't be read: {error}", path=path) from error
+
+
 def _next(folder: Path, layout: Layout, version: int) -> Delta | None:
     """Return the delta that updates a version, combined with those after it; None if there is none."""
     found: list[Delta] = []
     size = 0
     for path in (path for number, path in deltas_in(folder).items() if number > version):
         expected = found[-1].version if found else version
-        try:
-            delta = Delta.decode(path.read_bytes(), layout, path)
-        except (OSError, ValueError, TypeError) as error:  # for example, the publisher deletes it meanwhile
-            raise DataError(f"can't be read: {error}", path=path) from error
+        delta = _read(path, layout)
         if delta.after != expected:
             break
         size += path.stat().st_size
@@ -129,7 +254,7 @@ def _next(folder: Path, layout: Layout, version: int) -> Delta | None:
     if version == last:
         return None
     load = f"the server has to load {folder / MODEL / str(bases[-1])}" if bases else "publish again"
-    raise DataError(
+    raise _NoDeltaError(
         f"no delta continues version {version}",
         path=folder,
         advice=f"{load}, as TensorFlow Serving does by itself with --model_base_path={folder / MODEL}",
@@ -144,33 +269,56 @@ def deliver(
     every: float = 1.0,
     say: Say = print,
 ) -> dict[str, int]:
-    """Send servers all deltas that they lack.
+    """Send servers and stores all deltas that they lack.
 
     Args:
       folder: The folder of a `gmeta.export.Publisher`.
-      urls: The servers' models, such as ``"http://host:8501/v1/models/my_model"``.
+      urls: The servers' models, such as ``"http://host:8501/v1/models/my_model"``, and stores of external
+        rows: ``"redis://host:6379/prefix"``, of a cluster ``"redis://host:6379,host:6379/prefix"``, or
+        ``"rocksdb:///folder"``.
       follow: Whether to keep sending new deltas until Ctrl-C. A server that doesn't answer, or lacks a
         SavedModel, is then retried after growing pauses, up to half a minute.
       every: Seconds between two checks of the folder.
       say: Called with sentences on what was sent, and on what failed.
 
     Returns:
-      Server -> its version.
+      Server or store -> its version. A store's address is without its password.
 
     Raises:
-      DataError: As for `catch_up`, without ``follow``; likewise GmetaError, after all servers were tried.
+      ConfigError: An address is neither a server's nor a store's, or a store's package isn't installed.
+      GmetaError: As for `catch_up` and `catch_up_rows`, after all were tried; with ``follow``, never.
     """
-    servers = [Server(url) for url in urls]
+    with ExitStack() as stack:
+        targets: dict[str, Server | RowStore] = {}
+        for url in urls:
+            store = row_store(url)
+            if store is None and not url.startswith(("http://", "https://")):
+                raise ConfigError(
+                    f"{url} must begin with http:// (a server), redis:// or rocksdb:// (a store of rows)"
+                )
+            if store is None:
+                targets[url] = Server(url)
+            else:
+                targets[store.url] = stack.enter_context(closing(store))
+        return _deliver(folder, targets, follow, every, say)
+
+
+def _deliver(
+    folder: Path, targets: Mapping[str, Server | RowStore], follow: bool, every: float, say: Say
+) -> dict[str, int]:
     versions: dict[str, int] = {}
-    pauses = dict.fromkeys(urls, 0.0)
-    due = dict.fromkeys(urls, 0.0)
+    pauses = dict.fromkeys(targets, 0.0)
+    due = dict.fromkeys(targets, 0.0)
     while True:
         failed: GmetaError | None = None
-        for url, server in zip(urls, servers, strict=True):
+        for url, target in targets.items():
             if time.monotonic() < due[url]:
                 continue
             try:
-                versions[url] = catch_up(folder, server, say)
+                if isinstance(target, Server):
+                    versions[url] = catch_up(folder, target, say)
+                else:
+                    versions[url] = catch_up_rows(folder, target, say)
                 pauses[url] = 0.0
             except GmetaError as error:
                 failed = error

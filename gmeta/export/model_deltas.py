@@ -38,8 +38,10 @@ from gmeta.core.row_formats import RowDtype, RowFormat
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[Any]
 
-STREAM, MODEL, DELTAS = "stream.json", "model", "deltas"
-"""What is in the folder of a `gmeta.export.Publisher`: the layout, SavedModels and deltas."""
+STREAM, MODEL, DELTAS, ROWS = "stream.json", "model", "deltas", "rows"
+"""What is in the folder of a `gmeta.export.Publisher`: the layout, SavedModels, deltas, and all rows of
+external tables."""
+_TABLES = "tables.json"
 
 FORMAT = "gmeta-model-deltas"
 MAGIC = int.from_bytes(b"gmdelta1", "little")
@@ -266,4 +268,40 @@ def deltas_in(folder: Path) -> dict[int, Path]:
 
 def models_in(folder: Path) -> list[int]:
     """Return the versions of the SavedModels in a publisher's folder, in ascending order."""
-    return sorted(int(path.name) for path in (folder / MODEL).glob("*") if path.name.isdigit())
+    return _versions(folder / MODEL)
+
+
+def rows_in(folder: Path) -> list[int]:
+    """Return the versions of which a publisher's folder has all external rows, in ascending order."""
+    return _versions(folder / ROWS)
+
+
+def _versions(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+
+
+def save_external(folder: Path, names: Mapping[str, str]) -> None:
+    """Note which tables' rows are in a folder of rows, before its deltas: name in the layout -> in stores."""
+    write_atomically(folder / _TABLES, json.dumps(names, indent=1) + "\n")
+
+
+def external_in(folder: Path, version: int) -> dict[str, str]:
+    """Return the external tables at a version: name in the layout -> name in stores.
+
+    Raises:
+      DataError: What `save_external` wrote can't be read.
+    """
+    found = [each for each in rows_in(folder) if each <= version]
+    if not found:
+        return {}
+    path = folder / ROWS / str(found[-1]) / _TABLES
+    try:
+        value = mapping(parse_json(path.read_text()), "the file")
+        return {table: text(name, table) for table, name in value.items()}
+    except (OSError, ValueError, TypeError) as error:  # for example, the publisher deletes it meanwhile
+        raise DataError(f"can't be read: {error}", path=path) from error
+
+
+def parts_in(folder: Path, version: int) -> list[Path]:
+    """Return the deltas that together are all external rows of a version, in the order of their numbers."""
+    return sorted((folder / ROWS / str(version)).glob("*.delta"))

@@ -6,11 +6,16 @@
     online/model/1/                       a SavedModel, version 1 (the base path is online/model)
     online/deltas/000000000002.delta      what has changed from version 1 to 2 (`gmeta.export.model_deltas`)
     online/deltas/000000000003.delta
+    online/rows/1/                        the rows of external tables at version 1, in many deltas
 
 Each publication gets the next version. A server that loads ``model/1`` has version 1, and takes delta 2
 through its signature ``apply_delta``; `gmeta deliver` sends it. If the delta has dense weights, the server
 then answers exactly as an export made at that moment, to the last bit. After ``base_every``, and where a
 delta can't be made, a new SavedModel is published; TensorFlow Serving loads it automatically.
+
+Rows of external tables (``export={"external": ...}``) aren't in the SavedModel, but in a folder of its
+version, which appears before it. If a delta can be made, it is published too, with the same version, so that
+a store of rows that follows deltas needn't load all rows.
 
 A delta holds the rows whose last step isn't below the table's step at the last publication: all that
 training has read or updated since then, and those of that same step. Removed ids come from the tables'
@@ -39,15 +44,23 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
-from gmeta.core.files import explain_write_errors, lock_file, remove_unfinished, write_atomically
+from gmeta.core.files import (
+    explain_write_errors,
+    lock_file,
+    remove_unfinished,
+    stage_folder,
+    write_atomically,
+)
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.core.step import StepCallback
 from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables, tables_of
+from gmeta.export.external_rows import external_names
 from gmeta.export.model_deltas import (
     DELTAS,
     MODEL,
+    ROWS,
     STREAM,
     Delta,
     Ints,
@@ -55,12 +68,16 @@ from gmeta.export.model_deltas import (
     TableChange,
     deltas_in,
     models_in,
+    rows_in,
+    save_external,
 )
 from gmeta.export.saved_model import Exported, export_model
 from gmeta.ops import HashTable
 
 _LOCK = ".lock"
 _SHARDS_AT_A_TIME = 16
+_BYTES_OF_ROWS = 64 << 20
+"""About how many bytes of rows a delta of all rows has, and how many are in memory at once."""
 _NO_IDS: Ints = np.empty(0, np.int64)
 
 
@@ -71,7 +88,7 @@ class Published:
     Attributes:
       version: The version that servers have after they load or apply it.
       path: The delta's file, or the SavedModel's folder.
-      rows: The number of rows in it.
+      rows: The number of rows in it, those of external tables included.
       removed: The number of removed ids in it.
       bytes: The size of the delta's file; 0 for a SavedModel.
       seconds: How long the publication took.
@@ -163,7 +180,7 @@ class Publisher(StepCallback):
         self.close = weakref.finalize(self, lock.close)
         for part in (self.folder, self.folder / MODEL, self.folder / DELTAS):
             remove_unfinished(part)
-        self._version = max([0, *models_in(self.folder), *deltas_in(self.folder)])
+        self._version = max([0, *models_in(self.folder), *deltas_in(self.folder), *rows_in(self.folder)])
 
     @cached_property
     def _tables(self) -> list[HashTable]:
@@ -205,8 +222,13 @@ class Publisher(StepCallback):
           NotFiniteError: Rows or weights hold NaN or infinity. Nothing is published.
           GmetaError: A file can't be written; the next call includes these changes.
         """
-        if not self._has_base or not all(bool(table.journal_whole()) for table in self._tables):
-            return self.publish_base()
+        return self._publish_delta(dense, empty=False) if self._continues() else self.publish_base()
+
+    def _continues(self) -> bool:
+        """Return whether a delta can continue the last version."""
+        return self._has_base and all(bool(table.journal_whole()) for table in self._tables)
+
+    def _publish_delta(self, dense: bool, *, empty: bool) -> Published | None:
         start, now = time.perf_counter(), time.time()
         steps = {table.name: int(table.step()) for table in self._tables}
         found = {table.name: self._changes(table) for table in self._tables}
@@ -216,16 +238,11 @@ class Publisher(StepCallback):
         weights = {
             name: variable.numpy() for name, variable in dense_weights(self._published).items() if dense
         }
-        _check_finite(tables)
-        packed = {
-            name: replace(change, rows=self._layout.format_of(name).encode(change.rows))
-            for name, change in tables.items()
-        }
-        delta = Delta(self._version, self._version + 1, packed, weights)
+        delta = Delta(self._version, self._version + 1, self._pack(tables), weights)
         rows, removed = (
             sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
         )
-        if not rows + removed + len(weights):
+        if not rows + removed + len(weights) and not empty:
             return self._done(now, None)
         _check_weights(self._published if dense else None)
         path = self.folder / DELTAS / f"{delta.version:012d}.delta"
@@ -252,10 +269,16 @@ class Publisher(StepCallback):
           GmetaError: The SavedModel can't be written.
         """
         start, now = time.perf_counter(), time.time()
-        version = self._version + 1
+        external = external_names(self._published, self._export.get("external", ()))
+        if external and self._continues():
+            self._publish_delta(dense=True, empty=True)
+            version = self._version
+        else:
+            version = max([self._version, *rows_in(self.folder)]) + 1
         for table in self._tables:  # before rows are read, so that no later removal is missed
             self._start(table)
         steps = {table.name: int(table.step()) for table in self._tables}
+        rows = self._publish_rows(version, external) if external else 0
         exported: Exported = export_model(
             self._published,
             self.folder / MODEL / str(version),
@@ -270,9 +293,40 @@ class Publisher(StepCallback):
         self._note("delta", "dense", "base")
         self._clean()
         seconds = time.perf_counter() - start
-        done = Published(version, exported.folder, exported.rows, 0, 0, seconds)
+        done = Published(version, exported.folder, exported.rows + rows, 0, 0, seconds)
         self._done(now, done)
         return done
+
+    def _publish_rows(self, version: int, external: Mapping[str, str]) -> int:
+        """Write all rows of external tables, as deltas from 0 to 1, from 1 to 2, ...; return their number."""
+        named = named_tables(self._published)
+        empty = {
+            name: TableChange(_NO_IDS, np.empty((0, dim), np.float32), _NO_IDS)
+            for name, dim in self._layout.tables.items()
+        }
+        number = rows = 0
+        with stage_folder(self.folder / ROWS / str(version)) as staging:
+            save_external(staging, external)
+            for table in self._tables:
+                own = {name: named[name] for name in external if named[name].physical == table.name}
+                bytes_of_shard = 1 + int(table.size()) * 4 * table.dim // LOGICAL_SHARDS
+                shards = min(max(1, _BYTES_OF_ROWS // bytes_of_shard), LOGICAL_SHARDS)
+                for first in range(0, LOGICAL_SHARDS if own else 0, shards):
+                    part = table.export_shards(first, min(first + shards, LOGICAL_SHARDS))
+                    change = TableChange(np.asarray(part.keys), np.asarray(part.rows), _NO_IDS)
+                    found = {name: _own(each, change) for name, each in own.items()}
+                    delta = Delta(number, number + 1, self._pack({**empty, **found}), {})
+                    number, rows = number + 1, rows + len(change.ids)
+                    write_atomically(staging / f"{number:012d}.delta", delta.encode(self._layout))
+        return rows
+
+    def _pack(self, tables: Mapping[str, TableChange]) -> dict[str, TableChange]:
+        """Check rows, and convert them to the stream's format."""
+        _check_finite(tables)
+        return {
+            name: replace(change, rows=self._layout.format_of(name).encode(change.rows))
+            for name, change in tables.items()
+        }
 
     def _done(self, covered: float, published: Published | None) -> Published | None:
         self.covered = covered
@@ -284,10 +338,13 @@ class Publisher(StepCallback):
         self._times |= dict.fromkeys(kinds, time.monotonic())
 
     def _clean(self) -> None:
-        """Delete all SavedModels but the last two, and the deltas up to the older of these."""
+        """Delete all SavedModels but the last two, and the rows and deltas that only earlier ones need."""
         bases = models_in(self.folder)
         for version in bases[:-2]:
             shutil.rmtree(self.folder / MODEL / str(version), ignore_errors=True)
+        for version in rows_in(self.folder):
+            if version < bases[-2:][0]:
+                shutil.rmtree(self.folder / ROWS / str(version), ignore_errors=True)
         for version, path in deltas_in(self.folder).items():
             if version <= bases[-2:][0]:
                 with suppress(OSError):

@@ -28,6 +28,7 @@ from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import stage_folder
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.export.delta_signatures import Updates
+from gmeta.export.external_rows import External, ExternalRows
 from gmeta.export.meta_models import RATING, meta_sequence_signatures, meta_signatures
 from gmeta.export.sequence_models import (
     exposure_signatures,
@@ -50,7 +51,7 @@ from gmeta.layers.embedding.merge_plan import MergedTable
 from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel, TwoTower
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import HashTable
-from gmeta.ops.table.portable_tables import UnknownRows, initial_rows_of, portable_ops
+from gmeta.ops.table.portable_tables import UnknownRows, initial_rows_of, no_external_rows, portable_ops
 
 # Rows that an exported model reads for untrained ids.
 
@@ -150,6 +151,7 @@ def export_model(
     label: str | None = None,
     updates: Updates | None = None,
     dtype: RowDtype = "float32",
+    external: External = (),
 ) -> Exported:
     """Write a model as a SavedModel without custom ops.
 
@@ -173,12 +175,16 @@ def export_model(
         row of 64). Lookups return float32: for ``"int8"`` within ``max(|row|) / 254`` of the trained number,
         for ``"bfloat16"`` within a relative 2^-8. Weights, rows of ids that the tables don't hold, and
         vectors that are computed at export, as those of a catalogue, stay float32.
+      external: Names of tables whose rows aren't in the SavedModel, because they are larger than a server;
+        ``"all"``: of every table. A signature ``name`` that reads them takes their rows as inputs, and
+        ``name_ids`` returns the ids whose rows it needs (`gmeta.export.external_rows`). A `Publisher` with
+        this argument writes the rows, and `gmeta deliver` copies them to Redis or RocksDB.
 
     Raises:
       NotFiniteError: Weights, or rows of the tables that are served, hold NaN or infinity. The message names
         the weights, or the table and the ids.
       ConfigError: ``folder`` exists; the inputs can't be determined or sent; a signature inserts rows, or its
-        graph still has an op of gmeta; or deltas can't update the model.
+        graph still has an op of gmeta; deltas can't update the model; or a table can't be external.
       GmetaError: The folder can't be written.
 
     Example:
@@ -199,7 +205,12 @@ def export_model(
     _check_finite(model)
     features = [feature for collection in collections for feature in collection.features]
     texts = {feature.name for feature in features if feature.hash and text_ids}
-    with portable_ops(unknown_rows(unknown, collections), live=updates is not None, dtype=dtype) as tables:
+    outside = ExternalRows(model, external, dtype, [each.name for each in features]) if external else None
+    copy = no_external_rows if outside is None else outside.copy
+    rows_of, live = unknown_rows(unknown, collections), updates is not None
+    with portable_ops(rows_of, live=live, dtype=dtype, external=copy) as tables:
+        if outside is not None:
+            chosen = outside.split(chosen, lambda name, signature: _trace(name, signature, texts))
         traced = {name: _trace(name, signature, texts) for name, signature in chosen.items()}
         module = tf.Module()
         if updates is not None:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from gmeta.io.readers.row_reader import rows
     from gmeta.io.service.served_epochs import distribute
     from gmeta.io.service.worker_pool import ScaledPool
+    from gmeta.io.streams.event_stream import join, stream
     from gmeta.io.streams.position import StreamPosition
-    from gmeta.io.streams.stream import join, stream
 
 _WHERE = {
     "After": "gmeta.io.cuts.task_split",
@@ -62,12 +62,12 @@ _WHERE = {
     "StreamPosition": "gmeta.io.streams.position",
     "distribute": "gmeta.io.service.served_epochs",
     "groups": "gmeta.io.readers.group_reader",
-    "join": "gmeta.io.streams.stream",
+    "join": "gmeta.io.streams.event_stream",
     "join_features": "gmeta.io.features",
     "late": "gmeta.io.histories.late_reader",
     "rows": "gmeta.io.readers.row_reader",
     "sequences": "gmeta.io.readers.cut_reader",
-    "stream": "gmeta.io.streams.stream",
+    "stream": "gmeta.io.streams.event_stream",
     "tasks": "gmeta.io.readers.cut_reader",
     "write_predictions": "gmeta.io.predictions.write",
 }

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gmeta.callbacks.online_monitor import OnlineMonitor, parse_address
 from gmeta.core.errors import ConfigError
+from gmeta.experiment.online.monitor import OnlineMonitor, parse_address
 from gmeta.export.publisher import Published
 from gmeta.metrics.guard import Guard
 from gmeta.metrics.progressive import ProgressiveMetrics

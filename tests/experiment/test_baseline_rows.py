@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.experiment.baselines.biases import ItemMean
+from gmeta.experiment.baselines.attributes import ItemMean
 from gmeta.experiment.baselines.task_rows import ItemNumbers
 from gmeta.experiment.baselines.tuning import tune
 from gmeta.experiment.measurement.run_pool import describe

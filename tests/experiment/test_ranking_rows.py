@@ -8,10 +8,10 @@ from scipy.special import expit
 
 from gmeta.experiment.baselines.task_rows import Rows, Tasks
 from gmeta.experiment.plan.ranking_config import RankingConfig
-from gmeta.experiment.ranking.bilinear import Bilinear, DriftSettings
-from gmeta.experiment.ranking.blend import Blend
+from gmeta.experiment.ranking.baselines import Bilinear, DriftSettings
 from gmeta.experiment.ranking.examples import Encoding, Scale, cut, row_keys
 from gmeta.experiment.ranking.page import calibration
+from gmeta.experiment.ranking.runs import Blend
 
 
 def test_random_rows_are_cut_by_their_values():

@@ -8,8 +8,7 @@ import pytest
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.baselines.attributes import ItemAttributes
 from gmeta.experiment.baselines.task_rows import Rows, Tasks
-from gmeta.experiment.plan.experiment_config import HELD_OUT, budget_seconds
-from gmeta.experiment.plan.method_config import MethodConfig, own_methods
+from gmeta.experiment.plan.experiment_config import HELD_OUT, MethodConfig, budget_seconds, own_methods
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import divide_training, measured_tasks, training_tasks
 from gmeta.experiment.runs.run_folder import RunFolder

@@ -14,9 +14,14 @@ from gmeta.core.errors import GmetaError, NotFiniteError
 from gmeta.core.json_values import parse_toml
 from gmeta.core.settings import from_mapping, to_toml, without_defaults
 from gmeta.core.terminal import Interrupts
-from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSettings
+from gmeta.experiment.plan.experiment_config import (
+    ExperimentConfig,
+    FeatureSettings,
+    MethodConfig,
+    default_methods,
+    own_methods,
+)
 from gmeta.experiment.plan.generative_config import GenerativeMethod
-from gmeta.experiment.plan.method_config import MethodConfig, default_methods, own_methods
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod, TwoTowerMethod
 from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from gmeta.core.errors import DataError
-from gmeta.preprocess.cluster import spark_rows, streaming_map, streaming_reduce
-from gmeta.preprocess.cluster.streaming_map import Task
+from gmeta.preprocess.cluster import spark_rows, streaming_jobs
+from gmeta.preprocess.cluster.streaming_jobs import Task
 from gmeta.preprocess.cluster.table_input import TableInput
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.history import cluster_append, streaming_append
@@ -69,22 +69,28 @@ def break_down(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 Runner = Callable[[str, str, Path, bytes, Mapping[str, str]], bytes]
 """(program, stage, job's folder, standard input, environment) -> standard output."""
 
-PROGRAMS: dict[str, tuple[Any, type[TableInput]]] = {
-    "map": (streaming_map, TableJob),
-    "reduce": (streaming_reduce, TableJob),
-    "append": (streaming_append, AppendJob),
+PROGRAMS: dict[str, tuple[Mapping[str, Any], Callable[[], None], type[TableInput]]] = {
+    "map": (streaming_jobs.MAPPERS, streaming_jobs.main_of_mappers, TableJob),
+    "reduce": (streaming_jobs.REDUCERS, streaming_jobs.main_of_reducers, TableJob),
+    "append": (streaming_append.STAGES, streaming_append.main, AppendJob),
 }
-"""Program -> its module, and the kind of its jobs."""
+"""Program -> its stages, its console script, and the kind of its jobs."""
+
+
+def command(program: str) -> list[str]:
+    """Return the command that runs the console script of a program."""
+    main = PROGRAMS[program][1]
+    return [sys.executable, "-c", f"import {main.__module__} as program; program.{main.__name__}()"]
 
 
 def in_process(program: str, stage: str, folder: Path, data: bytes, environment: Mapping[str, str]) -> bytes:
     """Call the stage's function."""
-    module, jobs = PROGRAMS[program]
+    stages, _, jobs = PROGRAMS[program]
     sink = io.BytesIO()
     kept = os.environ.copy()
     os.environ.update(environment)
     try:
-        module.STAGES[stage](Task(jobs.load(folder), folder, io.BytesIO(data), sink))
+        stages[stage](Task(jobs.load(folder), folder, io.BytesIO(data), sink))
     finally:
         os.environ.clear()
         os.environ.update(kept)
@@ -93,9 +99,8 @@ def in_process(program: str, stage: str, folder: Path, data: bytes, environment:
 
 def as_program(program: str, stage: str, folder: Path, data: bytes, environment: Mapping[str, str]) -> bytes:
     """Run the program, as Hadoop does."""
-    command = [sys.executable, "-m", PROGRAMS[program][0].__name__]
     done = subprocess.run(
-        [*command, stage, "--job", str(folder)],
+        [*command(program), stage, "--job", str(folder)],
         input=data,
         capture_output=True,
         env={**os.environ, **environment},

@@ -205,6 +205,8 @@ def _answer_rest(versions: Path, inputs: Mapping[str, Any], signature_name: str 
 def _from_json(value: Any, dtype: tf.DType) -> npt.NDArray[np.generic]:
     if isinstance(value, dict):
         return np.array(base64.b64decode(value["b64"]), object)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return np.array([base64.b64decode(each["b64"]) for each in value], object)
     if dtype != tf.string:
         return np.array(value, dtype.as_numpy_dtype)
     return np.vectorize(str.encode, otypes=[object])(np.array(value, object))

@@ -1,7 +1,7 @@
 """What a ranker waits for at `gmeta.io.RecentHistories`, and whether what it logs is rebuilt.
 
     python tools/bench/recent_histories.py
-    python tools/bench/recent_histories.py --snapshots 1000000 --json FILE
+    python tools/bench/recent_histories.py --parts check --snapshots 1000000 --json FILE
 
 A store of 5,000 users with 300 events each in the mean, three columns and the time, which the page cache has;
 20 more events of each user are recent. Two peers hold all events of all users in memory: lists of tuples in a
@@ -33,6 +33,7 @@ from typing import Any
 
 import gmeta  # noqa: F401  before TensorFlow: it selects Keras 2
 from gmeta.io import HistoryStore, RecentHistories
+from gmeta.io.histories.recent import HistorySnapshots
 from gmeta.preprocess import HistorySpec
 from gmeta.preprocess.history.append import append_history
 from gmeta.preprocess.history.rebuild import compact_history
@@ -46,7 +47,7 @@ from harness import Result, parser, report
 from parts.recent_peers import EVENT, Lists, Redis
 
 HISTORY = ["item", "action", "price"]
-NOW, LONGEST, RECENT, BATCH, EACH = 10**9, 1000, 20, 64, 300
+NOW, LONGEST, RECENT, BATCH, EACH, GROUP = 10**9, 1000, 20, 64, 300, 128
 
 
 def draw(random: np.random.Generator, users: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
@@ -128,9 +129,7 @@ def speed(folder: Path, base: dict[str, np.ndarray], users: int, rounds: int, co
     took = percentiles(calls, count, rounds)
     for place, which in enumerate(("p50", "p99")):
         own = {name: took[key][place] if key in took else None for name, key in PEERS.items()}
-        results += against(
-            f"recent/histories/histories/snapshot/one/{which}", "us", took["gmeta"][place], own
-        )
+        results += against(f"recent/histories/snapshot/one/{which}", "us", took["gmeta"][place], own)
     results.append(Result("recent/histories/snapshot/batch", took["batch"][0] / BATCH, "us"))
     event = {"ts": NOW, "item": 7, "action": 2, "price": 0.5}
     calls = {
@@ -143,15 +142,13 @@ def speed(folder: Path, base: dict[str, np.ndarray], users: int, rounds: int, co
         for place, which in enumerate(("p50", "p99")):
             own = {name: took[key][place] * 1000 if key in took else None for name, key in PEERS.items()}
             results += against(
-                f"recent/histories/histories/append/{where}/{which}", "ns", took[where][place] * 1000, own
+                f"recent/histories/append/{where}/{which}", "ns", took[where][place] * 1000, own
             )
     for name, one in (("memory", plain), ("journal", journal)):
         batch = draw(random, random.integers(0, users, 1000), np.full(1000, NOW))
         call = functools.partial(one.append_many, batch["user"], columns_of(batch))
         took = percentiles({"many": lambda _, call=call: call()}, 20, rounds)
-        results.append(
-            Result(f"recent/histories/histories/append_many/{name}", 1e9 / took["many"][0], "events/s")
-        )
+        results.append(Result(f"recent/histories/append_many/{name}", 1e9 / took["many"][0], "events/s"))
     if redis:
         redis.close()
     journal.close()
@@ -187,7 +184,8 @@ def check(folder: Path, users: int, snapshots: int) -> list[Result]:
                     return
             asked, until = random.integers(0, users, BATCH), NOW - random.integers(0, NOW // 2, BATCH)
             longest = int(random.integers(50, LONGEST))
-            logged.append((asked, until, longest, recent.snapshot_many(asked, until, longest=longest)))
+            seen = recent.snapshot_many(asked, until, longest=longest)
+            logged.append((asked, until, longest, seen._replace(columns={})))  # only what is logged
 
     @guard
     def append(random: np.random.Generator) -> None:
@@ -225,36 +223,56 @@ def check(folder: Path, users: int, snapshots: int) -> list[Result]:
     restored = RecentHistories(folder / "store", HISTORY, journal=folder / "checked")
     append_history(folder / "store", restored.drain(folder / "outbox"))
     store, differ, faults, planted, generations = HistoryStore(folder / "store"), 0, 0, 0, set[int]()
-    for asked, until, longest, seen in logged:
-        differ += int((rebuilt(store, asked, until, longest, seen) != seen.crcs).sum())
-        generations |= set(seen.generations.tolist())
-        lengths = np.diff(seen.tail_splits)
-        if planted < 1000 and lengths.max() > 0:
-            row = int(lengths.argmax())
-            wrong = without(seen, int(seen.tail_splits[row]), row)
-            faults += int(rebuilt(store, asked, until, longest, wrong)[row] != seen.crcs[row])
-            planted += 1
     taken = sum(len(each[0]) for each in logged)
+    tails = sum(len(each[3].tail["ts"]) for each in logged)
+    while logged:
+        group = join(logged[-GROUP:])
+        del logged[-GROUP:]
+        differ += int((rebuilt(store, *group) != group[3].crcs).sum())
+        generations |= set(group[3].generations.tolist())
+        rows = np.flatnonzero(np.diff(group[3].tail_splits))[: 1000 - planted]
+        if len(rows):
+            found = rebuilt(store, *group[:3], without(group[3], rows)) != group[3].crcs
+            faults, planted = faults + int(found[rows].sum()), planted + len(rows)
     return [
         Result("recent/histories/check/snapshots", taken, "snapshots"),
         Result("recent/histories/check/rate", taken / seconds, "snapshots/s"),
-        Result("recent/histories/check/tails", sum(len(each[3].tail["ts"]) for each in logged), "events"),
+        Result("recent/histories/check/tails", tails, "events"),
         Result("recent/histories/check/generations", len(generations), "generations"),
         Result("recent/histories/check/differ", differ, "snapshots"),
         Result("recent/histories/check/faults", faults / max(planted, 1), "of those planted"),
     ]
 
 
-def without(seen: Any, event: int, row: int) -> Any:
-    """Return snapshots that lack an event of a row's tail."""
-    splits = seen.tail_splits.copy()
-    splits[row + 1 :] -= 1
+def join(logged: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, HistorySnapshots]:
+    """Return the users, times, longest lengths and snapshots of several batches as one."""
+    seen = [each[3] for each in logged]
+    sizes = np.concatenate([np.diff(each.tail_splits) for each in seen])
+    one = HistorySnapshots(
+        np.zeros(0, np.int64),
+        {},
+        np.concatenate([each.generations for each in seen]),
+        np.concatenate([[0], np.cumsum(sizes)]),
+        {name: np.concatenate([each.tail[name] for each in seen]) for name in seen[0].tail},
+        np.concatenate([each.crcs for each in seen]),
+    )
+    longest = np.repeat([each[2] for each in logged], [len(each[0]) for each in logged])
+    return (*(np.concatenate([each[part] for each in logged]) for part in (0, 1)), longest, one)
+
+
+def without(seen: HistorySnapshots, rows: np.ndarray) -> HistorySnapshots:
+    """Return snapshots that lack the first event of some rows' tails."""
+    events, sizes = seen.tail_splits[rows], np.diff(seen.tail_splits)
+    sizes[rows] -= 1
     return seen._replace(
-        tail_splits=splits, tail={name: np.delete(own, event) for name, own in seen.tail.items()}
+        tail_splits=np.concatenate([[0], np.cumsum(sizes)]),
+        tail={name: np.delete(own, events) for name, own in seen.tail.items()},
     )
 
 
-def rebuilt(store: HistoryStore, asked: np.ndarray, until: np.ndarray, longest: int, seen: Any) -> np.ndarray:
+def rebuilt(
+    store: HistoryStore, asked: np.ndarray, until: np.ndarray, longest: np.ndarray, seen: HistorySnapshots
+) -> np.ndarray:
     """Return the checksums of histories that are rebuilt from a store and what was logged."""
     names = [*HISTORY, "ts"]
     stored = store.read(asked, names, until=until, generation=seen.generations)
@@ -275,9 +293,17 @@ def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
     options.add_argument("--users", type=int, default=5000, help="users in the store (%(default)s)")
+    options.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("speed", "check"),
+        default=["speed", "check"],
+        help="what to run (%(default)s)",
+    )
+    options.add_argument("--calls", type=int, default=2000, help="calls of a round (%(default)s)")
     options.add_argument("--snapshots", type=int, default=200_000, help="snapshots to check (%(default)s)")
     options = options.parse_args()
-    users, snapshots, count = options.users, options.snapshots, 2000
+    users, snapshots, count = options.users, options.snapshots, options.calls
     if options.smoke:
         users, snapshots, count = 60, 2000, 100
     random = np.random.default_rng(0)
@@ -288,7 +314,8 @@ def main() -> None:
         base = draw(random, random.integers(0, users, users * EACH), times)
         pq.write_table(pa.table(base), folder / "base.parquet")
         append_history(folder / "store", folder / "base.parquet", HistorySpec("user", "ts"))
-        results = speed(folder, base, users, options.rounds, count) + check(folder, users, snapshots)
+        results = speed(folder, base, users, options.rounds, count) if "speed" in options.parts else []
+        results += check(folder, users, snapshots) if "check" in options.parts else []
     report(f"{users:,} users of {EACH} events, and {RECENT} recent ones", results, options.json)
 
 

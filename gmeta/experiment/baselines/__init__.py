@@ -1,7 +1,7 @@
 """Baselines without a network, tuned on warm tasks.
 
-- `biases`, `vectors` and `attributes`: item means and biases, ridge on vectors of items (kriging and
-  factors), and ridge on attributes.
+- `attributes` and `vectors`: item means, biases and ridge on attributes, and ridge on vectors of items
+  (kriging and factors).
 - `task_rows` holds the rows of tasks as arrays, and their folds; `tuning` has k nearest neighbours and
   chooses the settings of all.
 """

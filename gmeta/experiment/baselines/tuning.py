@@ -24,8 +24,14 @@ from gmeta.experiment.baselines import (
     NEIGHBOURS,
     vectors,
 )
-from gmeta.experiment.baselines.attributes import Attributes, FittedAttributes, ItemAttributes
-from gmeta.experiment.baselines.biases import Biases, FittedBiases, ItemMean
+from gmeta.experiment.baselines.attributes import (
+    Attributes,
+    Biases,
+    FittedAttributes,
+    FittedBiases,
+    ItemAttributes,
+    ItemMean,
+)
 from gmeta.experiment.baselines.task_rows import (
     FOLDS,
     Floats,

@@ -24,7 +24,7 @@ from scipy.linalg import eigh
 from scipy.sparse import csr_matrix
 from scipy.sparse.linalg import eigsh
 
-from gmeta.experiment.baselines.biases import Biases, FittedBiases
+from gmeta.experiment.baselines.attributes import Biases, FittedBiases
 from gmeta.experiment.baselines.task_rows import Floats, Fold, Ints, Rows, Tasks, choose, squared_error
 
 AT_ONCE = 4096

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gmeta.core.collectives.place import RankPlace
-from gmeta.core.data_manifest import TEXT, Manifest
+from gmeta.core.data_manifest import TEXT, Manifest, hash_text
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.experiment.baselines.task_rows import Ints
 from gmeta.experiment.next_item.counting import Scorer, Scores
@@ -27,7 +27,7 @@ from gmeta.experiment.next_item.runs import Trained, load_catalogue
 from gmeta.experiment.runs.best_epoch import CHOSEN
 from gmeta.experiment.runs.parts import ALONE, Parts, about
 from gmeta.experiment.runs.run_folder import RunFolder
-from gmeta.preprocess.plan.column_values import hash_text, is_text
+from gmeta.preprocess.plan.column_values import is_text
 
 USERS = 4096
 """Users in a part."""

@@ -1,4 +1,7 @@
-"""Training on streams, without end: the settings and the model in `online_model`, the training in `follow`.
+"""Training on streams, without end.
 
-``gmeta train --follow`` is built from these.
+``online_model`` has the settings and the model, ``follow`` the training behind ``gmeta train --follow``, and
+``monitor`` its counters for Prometheus.
 """
+
+__all__: list[str] = []

@@ -27,8 +27,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.callbacks.online_monitor import OnlineMonitor
-from gmeta.callbacks.progressive_evaluation import ProgressiveEvaluation
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.checkpoint.store import step_of
 from gmeta.core import collectives
@@ -37,14 +35,16 @@ from gmeta.core.files import remove_unfinished, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.step import StepCallback
+from gmeta.experiment.online.monitor import OnlineMonitor
 from gmeta.experiment.online.online_model import OnlineConfig, OnlineModel
 from gmeta.export import Publisher
 from gmeta.io import StreamPosition
+from gmeta.io.streams.event_stream import Stream
 from gmeta.io.streams.late_labels import CORRECTS, LOG_ODDS
-from gmeta.io.streams.stream import Stream
 from gmeta.metrics.guard import Decision, Guard
 from gmeta.metrics.progressive import Window
 from gmeta.ops import hash_text
+from gmeta.training.progressive_evaluation import ProgressiveEvaluation
 
 _TIME = "/time"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -125,7 +125,9 @@ def build(config: OnlineConfig) -> OnlineModel:
     model.reading = StreamPosition()
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
-    model.create_weights()
+    # A checkpoint restores, and a publisher describes, weights and moments that are there.
+    model(model.example(), training=False)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -218,8 +220,9 @@ class Following:
                 # What was trained before is published now, not after the next event. What was published after
                 # the last checkpoint is trained again.
                 self.publisher.publish_base()
-            while True:
-                self._train_epoch(callbacks)
+            while self.model.reading.wait():
+                self.epochs += 1
+                self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
                 decision = self.progress.decision
                 if decision is None or stopped():
                     return
@@ -231,17 +234,6 @@ class Following:
                         "the same command continues"
                     )
                 self._fall_back(decision)
-
-    def _train_epoch(self, callbacks: list[tf.keras.callbacks.Callback]) -> None:
-        """Train until the stream ends."""
-        before = self.saving.batches
-        self.epochs += 1
-        try:
-            self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
-        except ValueError as error:
-            if self.saving.batches > before or "Empty logs" not in str(error):
-                raise
-            self.epochs -= 1  # Keras refuses an epoch without a batch: there is nothing new to train
 
     def _fall_back(self, decision: Decision) -> None:
         """Restore weights and rows from before the metrics broke; the position stays."""

@@ -14,9 +14,9 @@ from gmeta.core.settings import parse_duration
 from gmeta.export.signature import Signature
 from gmeta.initializers import Normal
 from gmeta.io import join, stream
+from gmeta.io.streams.event_stream import Stream
 from gmeta.io.streams.late_labels import LOG_ODDS, WEIGHT
 from gmeta.io.streams.records import Format
-from gmeta.io.streams.stream import Stream
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import DCN
 from gmeta.optimizers import Adagrad
@@ -177,10 +177,13 @@ class OnlineConfig:
 
 @tf.keras.saving.register_keras_serializable("gmeta")
 class OnlineModel(DCN):
-    """DCN-v2 on the raw columns of a stream: ids of any range, texts by their hashes, and numbers.
+    r"""DCN-v2 on the raw columns of a stream: ids of any range, texts by their hashes, and numbers.
 
-    A number x counts as sign(x) log(1 + abs(x)), and a gap as 0. The bias of sampled negatives, ``log_odds``,
-    is added to the logit in training alone.
+    .. math:: \hat y = \sigma(\sum_f w_{x_f} + g(v_{x_1}, \dots, v_{x_n}, z))
+
+    A row holds an id's weight w, which learns from its first events on, and its vector v; g is the network
+    of `gmeta.models.DCN`. A number x counts as sign(x) log(1 + abs(x)), and a gap as 0. The bias of sampled
+    negatives, ``log_odds``, is added to the logit in training alone.
 
     Args:
       config: Completed settings.
@@ -197,7 +200,7 @@ class OnlineModel(DCN):
         def feature(name: str, kind: str) -> FeatureConfig:
             table = TableConfig(
                 name,
-                config.dim,
+                1 + config.dim,
                 initializer=Normal(0.0, _START),
                 optimizer=Adagrad(config.rows_rate),
                 eviction=eviction,
@@ -216,7 +219,7 @@ class OnlineModel(DCN):
             seed=config.seed,
             name="online",
         )
-        self.config, self.kinds, self.numbers = config, kinds, numbers
+        self.config, self.kinds, self.numbers = config, kinds, tuple(numbers)
 
     def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> tf.Tensor:
         """Compute the logits of samples, (samples, 1)."""
@@ -225,18 +228,24 @@ class OnlineModel(DCN):
             number = tf.cast(inputs[name], tf.float32)
             number = tf.where(tf.math.is_finite(number), number, 0.0)
             scaled[name] = tf.sign(number) * tf.math.log1p(tf.abs(number))
-        logits: tf.Tensor = super().call({**inputs, **scaled}, training=training)
+        rows = self.collection({feature.name: inputs[feature.name] for feature in self.collection.features})
+        vectors = {name: row[..., 1:] for name, row in rows.items()}
+        logits: tf.Tensor = self.network({**vectors, **scaled}, training=training)
+        logits += tf.add_n([row[..., :1] for row in rows.values()])
         if training and LOG_ODDS in inputs:
             logits += inputs[LOG_ODDS][:, tf.newaxis]
         return logits
 
-    def create_weights(self) -> None:
-        """Create the dense weights, by a call on one row: an export needs them before training does."""
-        row: dict[str, Any] = {}
+    def example(self) -> dict[str, Any]:
+        """Return inputs of one sample, all zero."""
+        ids = tf.zeros([1], tf.int64)
+        found: dict[str, Any] = {}
         for name, kind in self.kinds.items():
-            value = tf.zeros([1], tf.float32 if name in self.numbers else tf.int64)
-            row[name] = tf.RaggedTensor.from_row_lengths(value, [1]) if kind.endswith("[]") else value
-        self(row, training=False)
+            if name in self.numbers:
+                found[name] = tf.zeros([1])
+            else:
+                found[name] = tf.RaggedTensor.from_row_lengths(ids, [1]) if kind.endswith("[]") else ids
+        return found
 
     def signature(self) -> Signature:
         """Return the exported model's request: the columns, to the probability and the logit of the label."""

@@ -33,9 +33,9 @@ from gmeta.experiment.plan.experiment_config import (
     NEGATIVES_ADVICE,
     ExperimentConfig,
     budget_seconds,
+    own_methods,
     read_labels,
 )
-from gmeta.experiment.plan.method_config import own_methods
 from gmeta.experiment.plan.own_columns import ColumnPlan, Survey, survey
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, training_choice
 from gmeta.io.reader_stats import data_errors

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from gmeta.experiment.plan.experiment_config import FACTORS, MethodConfig
 from gmeta.experiment.plan.generative_config import GenerativeMethod
-from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
 from gmeta.experiment.plan.next_item_config import NextItemMethod, TwoTowerMethod
 from gmeta.experiment.plan.ranking_config import GRM, RankingMethod
 

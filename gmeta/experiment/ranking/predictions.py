@@ -256,8 +256,7 @@ def _write(parts: Parts, number: int, columns: Columns, predictor: Predictor) ->
 
 
 def _of_ranking(run: RunFolder, method: str | None, seed: int | None) -> Predictor:
-    from gmeta.experiment.ranking.blend import columns_of
-    from gmeta.experiment.ranking.runs import load_ranking
+    from gmeta.experiment.ranking.runs import columns_of, load_ranking
 
     trained = load_ranking(run)
     config, encoding = trained.config, trained.parts.encoding

@@ -15,13 +15,11 @@ from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError
 from gmeta.core.row_formats import RowDtype
 from gmeta.experiment.baselines.task_rows import Ints
-from gmeta.experiment.ranking.baselines import Linear, Scorer
-from gmeta.experiment.ranking.bilinear import LEAST, NEAREST, Bilinear, Drift
-from gmeta.experiment.ranking.blend import Blended, columns_of
+from gmeta.experiment.ranking.baselines import LEAST, NEAREST, Bilinear, Drift, Linear, Scorer
 from gmeta.experiment.ranking.examples import FARTHEST, GAP, Encoding, Scale
 from gmeta.experiment.ranking.models import ModelScorer
 from gmeta.experiment.ranking.networks import IDS, NUMBERS, TIME, USER, SequenceModel
-from gmeta.experiment.ranking.runs import load_ranking
+from gmeta.experiment.ranking.runs import Blended, columns_of, load_ranking
 from gmeta.experiment.runs.all_runs import HeldModels, next_version
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.export.saved_model import Exported, export_model

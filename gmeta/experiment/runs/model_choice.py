@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.experiment.plan.experiment_config import ExperimentConfig, FeatureSettings
-from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
+from gmeta.experiment.plan.experiment_config import FACTORS, ExperimentConfig, FeatureSettings, MethodConfig
 from gmeta.initializers import Normal
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import CBML, MetaModel, dlrm, factor_ridge, melu

@@ -30,15 +30,13 @@ from gmeta.core.errors import NotFiniteError
 from gmeta.core.schedules import OneCycle
 from gmeta.core.schema import OnBad
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.experiment.baselines.attributes import ItemAttributes
-from gmeta.experiment.baselines.biases import Biases
+from gmeta.experiment.baselines.attributes import Biases, ItemAttributes
 from gmeta.experiment.baselines.task_rows import Floats, ItemNumbers, Tasks, cut_folds
 from gmeta.experiment.baselines.tuning import one_thread
 from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Start
 from gmeta.experiment.measurement.methods import AttributeReader, read_training
 from gmeta.experiment.measurement.split import EVERYTHING, number_items, predict_after, query_rows, yes_from
-from gmeta.experiment.plan.experiment_config import ExperimentConfig, budget_seconds
-from gmeta.experiment.plan.method_config import FACTORS, MethodConfig
+from gmeta.experiment.plan.experiment_config import FACTORS, ExperimentConfig, MethodConfig, budget_seconds
 from gmeta.experiment.plan.task_sets import divide_training, measured_tasks, training_tasks
 from gmeta.experiment.runs.model_choice import build_model
 from gmeta.io.cuts.task_choice import TaskChoice

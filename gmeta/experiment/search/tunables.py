@@ -22,9 +22,8 @@ from gmeta.core.settings import to_mapping
 from gmeta.core.terminal import Interrupts
 from gmeta.experiment.next_item.models import measure_epochs
 from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
-from gmeta.experiment.plan.experiment_config import ExperimentConfig
+from gmeta.experiment.plan.experiment_config import ExperimentConfig, MethodConfig
 from gmeta.experiment.plan.generative_config import GenerativeMethod
-from gmeta.experiment.plan.method_config import MethodConfig
 from gmeta.experiment.plan.next_item_config import (
     CatalogueConfig,
     NextItemMethod,

@@ -10,31 +10,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gmeta.core.errors import ConfigError, StoreError, StoreUnavailableError
+from gmeta.core.imports import import_for
 from gmeta.core.schema import Column
 from gmeta.io.features.cells import ByteOrder, Cell, FetchPolicy, decode, encode
 from gmeta.io.features.feature_source import NEWEST, FeatureSource
-
-# Optional packages that a single store requires, imported when such a source is created.
-
-
-def import_for(source: str, package: str) -> ModuleType:
-    """Import a package of the extra ``stores``.
-
-    Raises:
-      ConfigError: The package isn't installed, or doesn't load.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(f"{source} needs {package} ({error}): pip install 'gmeta[stores]'") from error
-
 
 Ints = npt.NDArray[np.int64]
 _PREFIX, _SIZE = 10, 18  # bytes: of key and column, without and with the version

@@ -26,6 +26,8 @@ from gmeta.io.readers.cut_reader import finish
 from gmeta.io.readers.group_reader import groups
 from gmeta.io.readers.prepared_split import open_split
 from gmeta.io.readers.read_options import DEFAULTS, ReadOptions, Start
+from gmeta.io.streams.event_stream import Stream
+from gmeta.io.streams.position import StreamPosition
 
 # Cuts a user's exposures into windows of nearby times that share one history.
 #
@@ -155,7 +157,7 @@ _ALL_ROWS = 2**31 - 1
 
 
 def late(
-    examples: str | os.PathLike[str],
+    examples: str | os.PathLike[str] | Stream,
     store: HistoryStore,
     *,
     history: Sequence[str],
@@ -173,7 +175,8 @@ def late(
     sequences_per_batch: int = 32,
     balance: Balance | None = None,
     min_rows: int = 1,
-    start: Start = 0,
+    user: str | None = None,
+    start: Start | StreamPosition = 0,
     options: ReadOptions = DEFAULTS,
 ) -> tf.data.Dataset:
     """Read batches of sequences as `gmeta.io.sequences` returns them, with histories from a store.
@@ -187,6 +190,10 @@ def late(
     With ``generation``, a history is that of the generation that the ranker read, without events that arrived
     later. Events that the ranker had but that generation lacks are the ``tail``, which the example contains.
     Both together reproduce the ranker's history from any later generation of the store.
+
+    The examples may also be a stream of exposures (`gmeta.io.stream`, `gmeta.io.join`), each of which is a
+    sequence of one exposure. Name its column of users by ``user``. Its column of times is in the store's
+    unit, ``start`` is a `StreamPosition` or 0, and the label of a join is added to ``labels``.
 
     Examples of users whose events `gmeta history scrub` has since deleted are skipped, and counted in
     ``options.stats`` as ``"deleted"``. Without ``generation``, these are all examples of users who were ever
@@ -224,6 +231,7 @@ def late(
         which is ``"history_length"`` or the column ``balance.tokens`` of the last exposure, and its
         exposures. At most `longest` events count, unless ``balance`` sets its own limit. Not with `share`.
       min_rows: As for `gmeta.io.sequences`.
+      user: The column of users, of a stream. None for a prepared data set, which records its own.
       start: As for `gmeta.io.sequences`.
       options: As for `gmeta.io.sequences`. With ``on_bad="skip"``, the history of a damaged stripe is empty,
         unless `check` skips the example. ``options.stats`` counts the histories, and the reads.
@@ -248,18 +256,56 @@ def late(
     References:
       Versioned Late Materialization, section 3.3.
     """
+    if isinstance(examples, Stream):
+        given = {
+            "min_rows": (min_rows, 1),
+            "balance": (balance, None),
+            "share": (share, None),
+            "within": (within, None),
+        }
+        for name, (value, default) in given.items():
+            if value != default:
+                raise ConfigError(f"late: {name}={value!r} is for prepared examples, and a stream is given")
+        return _of_stream(
+            examples,
+            lambda where, time: _plan(
+                where,
+                time,
+                store,
+                history,
+                targets,
+                generation,
+                tail,
+                longest,
+                window,
+                check,
+                check_column,
+                options,
+            ),
+            user=user,
+            contexts=contexts,
+            targets=targets,
+            labels=labels or (),
+            batch_size=whole_number("late: sequences_per_batch", sequences_per_batch, least=1),
+            start=start,
+        )
+    if user is not None:
+        raise ConfigError(f"late: user={user!r} is for a stream; a prepared data set records its users")
+    if isinstance(start, StreamPosition):
+        raise ConfigError(
+            "late: a StreamPosition is for a stream, and the examples are prepared: give another start"
+        )
     opened = open_split(examples, options.on_bad)
     time = opened.roles.time
     if time is None:
         raise ConfigError(f"late: {os.fspath(examples)} was prepared without a time: prepare it with --time")
     if labels is None:
         labels = (opened.roles.label,) if targets and opened.roles.label else ()
-    tail, where, bad = dict(tail or {}), os.fspath(examples), (options.on_bad, options.stats)
-    if check is None and check_column is not None:
-        raise ConfigError(f"late: check_column={check_column!r} needs check='crc' or check='length'")
-    column = check_column or (CRC_COLUMN if check == "crc" else LENGTH_COLUMN)
-    compared = None if check is None else LoggedCheck(check, column, longest, where, store.path, *bad)
-    plan = HistoryPlan(store, history, time, generation, tail, longest, window, targets, *bad, compared)
+    where = os.fspath(examples)
+    plan = _plan(
+        where, time, store, history, targets, generation, tail, longest, window, check, check_column, options
+    )
+    tail = dict(tail or {})
     plan.fit_to(opened.schema)
     split = SequenceSplit(
         contexts=contexts,
@@ -291,3 +337,74 @@ def late(
         options=options,
     )
     return finish(elements, steps, start)
+
+
+def _plan(
+    where: str,
+    time: str,
+    store: HistoryStore,
+    history: Sequence[str],
+    targets: Sequence[str],
+    generation: str | None,
+    tail: Mapping[str, str] | None,
+    longest: int | None,
+    window: int | None,
+    check: Check | None,
+    check_column: str | None,
+    options: ReadOptions,
+) -> HistoryPlan:
+    bad = (options.on_bad, options.stats)
+    if check is None and check_column is not None:
+        raise ConfigError(f"late: check_column={check_column!r} needs check='crc' or check='length'")
+    column = check_column or (CRC_COLUMN if check == "crc" else LENGTH_COLUMN)
+    compared = None if check is None else LoggedCheck(check, column, longest, where, store.path, *bad)
+    return HistoryPlan(
+        store, history, time, generation, dict(tail or {}), longest, window, targets, *bad, compared
+    )
+
+
+def _of_stream(
+    examples: Stream,
+    make_plan: Callable[[str, str], HistoryPlan],
+    *,
+    user: str | None,
+    contexts: Sequence[str],
+    targets: Sequence[str],
+    labels: Sequence[str],
+    batch_size: int,
+    start: Start | StreamPosition,
+) -> tf.data.Dataset:
+    """Read the exposures of a stream, each as a sequence, with histories."""
+    source = examples.sources[0]
+    where, names = source.log.name, examples.schema.names
+    if source.time is None or user is None:
+        raise ConfigError(
+            f"late: {where} needs its columns of users and times: user='user' and stream(time='ts')"
+        )
+    if examples.joining is not None and examples.joining.corrections:
+        raise ConfigError("late: a batch of sequences has no weights, which corrections= of the join needs")
+    if start != 0 and not isinstance(start, StreamPosition):
+        raise ConfigError(f"late: a stream starts at a StreamPosition, got {start!r}")
+    plan = make_plan(where, source.time)
+    labels = [*labels, *([examples.joining.label] if examples.joining is not None else [])]
+    shown = list(dict.fromkeys([*targets, *plan.needed]))
+    if missing := [name for name in (user, *contexts, *shown, *labels) if name not in names]:
+        raise ConfigError(f"late: {where} has no column {', '.join(missing)}; it has {', '.join(names)}")
+
+    @tf.autograph.experimental.do_not_convert
+    def sequence(columns: dict[str, Any]) -> dict[str, Any]:
+        splits = tf.range(tf.size(columns[user], tf.int64) + 1)
+
+        def single(column: Any) -> tf.RaggedTensor:
+            return tf.RaggedTensor.from_row_splits(column, splits, validate=False)
+
+        return {
+            "task": columns[user],
+            "contexts": {name: columns[name] for name in contexts},
+            "history": {},
+            "targets": {name: single(columns[name]) for name in shown},
+            "labels": {name: single(tf.cast(columns[name], tf.float32)) for name in labels},
+        }
+
+    rows = examples.columns(batch_size, start=start if isinstance(start, StreamPosition) else None)
+    return rows.map(sequence).map(plan)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
+from gmeta.core.data_manifest import hash_text
 from gmeta.core.errors import ConfigError, DataError, GmetaError, finite_number, whole_number
 from gmeta.core.event_file import EventForm
 from gmeta.core.history_manifest import (
@@ -27,7 +28,6 @@ from gmeta.core.history_manifest import (
     user_shards,
 )
 from gmeta.core.schema import Column
-from gmeta.core.texts import hash_text
 from gmeta.io.histories import recent_native as native
 from gmeta.io.histories.recent_journal import Journal
 from gmeta.io.histories.recent_segments import Segments

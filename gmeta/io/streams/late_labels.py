@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from gmeta.io.streams.open_exposures import (
     POSITIVE,
     Decided,
     Floats,
+    JoinCounts,
     OpenExposures,
     fingerprints_of,
     kind_of_key,
@@ -30,50 +31,6 @@ from gmeta.io.streams.open_exposures import (
 WEIGHT, LOG_ODDS, CORRECTS = "weight", "log_odds", "corrects"
 _LONGEST = 2**61  # microseconds; sums of spans stay within int64
 _FORMAT = 1
-
-
-@dataclass(frozen=True)
-class JoinCounts:
-    """What a `LabelJoin` has counted since it was made or restored.
-
-    Attributes:
-      exposures: Exposures, with late and repeated ones.
-      outcomes: Outcomes.
-      positives: Exposures that got their outcome, in time or by a correction.
-      negatives: Negatives that were emitted with weight 1.
-      thinned: Negatives that sampling left out.
-      corrections: Closed exposures that got their outcome.
-      late_exposures: Exposures that arrived after their deadline; a larger ``lateness`` has fewer.
-      repeated_exposures: Dropped exposures whose key was known.
-      repeated_outcomes: Dropped outcomes of exposures that had one.
-      unmatched_outcomes: Dropped outcomes that belong to no exposure in the log: they are before it or too
-        long after it, or none arrived while they waited.
-      bad: Rows skipped because of a null key, or a label that is null or not finite.
-      known: Exposures that are known now: open ones, and those that could still be corrected or repeated.
-      open: Exposures that are open now.
-      waiting: Outcomes that wait for their exposure now.
-      index_bytes: Bytes of the index, in memory.
-      memory_bytes: Bytes of the rows in memory.
-      spilled_bytes: Bytes of the rows in files.
-    """
-
-    exposures: int
-    outcomes: int
-    positives: int
-    negatives: int
-    thinned: int
-    corrections: int
-    late_exposures: int
-    repeated_exposures: int
-    repeated_outcomes: int
-    unmatched_outcomes: int
-    bad: int
-    known: int
-    open: int
-    waiting: int
-    index_bytes: int
-    memory_bytes: int
-    spilled_bytes: int
 
 
 def added_columns(negatives: float, corrections: int) -> list[str]:

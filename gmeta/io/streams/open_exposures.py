@@ -53,6 +53,50 @@ class NativeCounts:
     unmatched_outcomes: int
 
 
+@dataclass(frozen=True)
+class JoinCounts:
+    """What a `LabelJoin` has counted since it was made or restored.
+
+    Attributes:
+      exposures: Exposures, with late and repeated ones.
+      outcomes: Outcomes.
+      positives: Exposures that got their outcome, in time or by a correction.
+      negatives: Negatives that were emitted with weight 1.
+      thinned: Negatives that sampling left out.
+      corrections: Closed exposures that got their outcome.
+      late_exposures: Exposures that arrived after their deadline; a larger ``lateness`` has fewer.
+      repeated_exposures: Dropped exposures whose key was known.
+      repeated_outcomes: Dropped outcomes of exposures that had one.
+      unmatched_outcomes: Dropped outcomes that belong to no exposure in the log: they are before it or too
+        long after it, or none arrived while they waited.
+      bad: Rows skipped because of a null key, or a label that is null or not finite.
+      known: Exposures that are known now: open ones, and those that could still be corrected or repeated.
+      open: Exposures that are open now.
+      waiting: Outcomes that wait for their exposure now.
+      index_bytes: Bytes of the index, in memory.
+      memory_bytes: Bytes of the rows in memory.
+      spilled_bytes: Bytes of the rows in files.
+    """
+
+    exposures: int
+    outcomes: int
+    positives: int
+    negatives: int
+    thinned: int
+    corrections: int
+    late_exposures: int
+    repeated_exposures: int
+    repeated_outcomes: int
+    unmatched_outcomes: int
+    bad: int
+    known: int
+    open: int
+    waiting: int
+    index_bytes: int
+    memory_bytes: int
+    spilled_bytes: int
+
+
 class OpenExposures:
     """The index of known exposures and waiting outcomes; ``io/join/open_exposures.h`` describes it.
 

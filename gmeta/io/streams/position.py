@@ -66,8 +66,16 @@ class StreamPosition(Position):
         """Count steps that are trained."""
         self.step.assign_add(steps)
 
+    def wait(self) -> bool:
+        """Wait for the next batch, which the next iteration returns; return False if the stream has ended.
+
+        All ranks must call this together.
+        """
+        found = self._reader is not None and next(iter(self._reader), None) is not None
+        return any(collectives.allgather_objects(found))
+
     def stop(self) -> None:
-        """End the stream: iterations return what they have read, and then end."""
+        """End the stream: the current iteration, or else the next one, returns what it has, and ends."""
         if self._reader is not None:
             self._reader.stopped = True
 
@@ -156,7 +164,6 @@ class StreamReader:
         with self._lock:
             self._turn += 1
             turn = self._turn
-            self.stopped = False
             with _in_graph():
                 self._begin()
         while True:
@@ -295,7 +302,7 @@ class StreamReader:
         whole = self._size * (self.shares.count if self._apart else self.shares.total)
         while self._queued < whole:
             if self.stopped:
-                self._over = True
+                self._over, self.stopped = True, False
                 return None
             assert self._merge is not None
             merged = self._merge.read()

@@ -30,7 +30,8 @@ from gmeta.ops.table.hash_table import HashTable
 UnknownRows = Callable[[tf.Tensor], tf.Tensor]
 """Function from (n,) keys that a table doesn't hold to the (n, dim) rows that a lookup of them returns."""
 
-_ABSENT = -1
+NO_ROW = -1
+"""The number of the row of a key that has none."""
 
 
 class RowNumbers(tf.saved_model.experimental.TrackableResource):
@@ -74,13 +75,13 @@ class RowNumbers(tf.saved_model.experimental.TrackableResource):
     def __call__(self, keys: tf.Tensor) -> tf.Tensor:
         """Look up the positions of keys, int64 of the same shape."""
         found = tf.raw_ops.LookupTableFindV2(
-            table_handle=self.resource_handle, keys=keys, default_value=tf.constant(_ABSENT, tf.int64)
+            table_handle=self.resource_handle, keys=keys, default_value=tf.constant(NO_ROW, tf.int64)
         )
         return tf.ensure_shape(found, keys.shape)
 
 
 def _all_absent(keys: tf.Tensor) -> tf.Tensor:
-    return tf.fill(tf.shape(keys), tf.constant(_ABSENT, tf.int64))
+    return tf.fill(tf.shape(keys), tf.constant(NO_ROW, tf.int64))
 
 
 class FrozenTable(tf.Module):
@@ -120,17 +121,15 @@ class FrozenTable(tf.Module):
 
     def contains(self, keys: tf.Tensor) -> tf.Tensor:
         """Return which of (n,) int64 keys the table holds, (n,) bool."""
-        return tf.not_equal(self._index(keys), _ABSENT)
+        return tf.not_equal(self._index(keys), NO_ROW)
 
     def lookup_keys(self, keys: tf.Tensor) -> tf.Tensor:
         """Look up the (n, dim) rows of (n,) int64 keys."""
-        index = self._index(keys)
-        part = tf.cast(tf.equal(index, _ABSENT), tf.int32)
-        found, _ = tf.dynamic_partition(index, part, 2)
-        _, absent = tf.dynamic_partition(keys, part, 2)
-        places = tf.dynamic_partition(tf.range(tf.size(keys)), part, 2)
-        trained = _decode(self.format, tf.gather(self._rows, found))
-        rows = tf.dynamic_stitch(places, [trained, self._unknown(absent)])
+
+        def read(numbers: tf.Tensor) -> tf.Tensor:
+            return decode_rows(self.format, tf.gather(self._rows, numbers))
+
+        rows = rows_at(self._index(keys), keys, read, self._unknown)
         return tf.ensure_shape(rows, [None, self.format.dim])
 
 
@@ -138,7 +137,7 @@ def _encode(form: RowFormat, rows: tf.Tensor) -> Any:
     return rows if form.dtype == "float32" else form.encode(np.asarray(rows))
 
 
-def _decode(form: RowFormat, words: tf.Tensor) -> tf.Tensor:
+def decode_rows(form: RowFormat, words: tf.Tensor) -> tf.Tensor:
     """Compute the (n, dim) float32 rows of (n, width) words."""
     if form.dtype == "float32":
         return words
@@ -150,6 +149,17 @@ def _decode(form: RowFormat, words: tf.Tensor) -> tf.Tensor:
 def _numbers(form: RowFormat, words: tf.Tensor, kind: tf.DType) -> tf.Tensor:
     numbers = tf.reshape(tf.bitcast(words, kind), [-1, words.shape[1] * 4 // kind.size])
     return tf.cast(numbers[:, : form.dim], tf.float32)
+
+
+def rows_at(
+    numbers: tf.Tensor, keys: tf.Tensor, read: Callable[[tf.Tensor], tf.Tensor], unknown: UnknownRows
+) -> tf.Tensor:
+    """Read rows by their numbers, (n,) int64; keys whose number is `NO_ROW` read their unknown rows."""
+    part = tf.cast(tf.equal(numbers, NO_ROW), tf.int32)
+    found, _ = tf.dynamic_partition(numbers, part, 2)
+    _, absent = tf.dynamic_partition(keys, part, 2)
+    places = tf.dynamic_partition(tf.range(tf.size(keys)), part, 2)
+    return tf.dynamic_stitch(places, [read(found), unknown(absent)])
 
 
 # A copy whose rows a running server replaces, for exports that accept deltas.
@@ -267,8 +277,17 @@ class LiveTable(tf.Module):
         words, absent = self._find(keys)
         places = tf.where(absent)
         unknown = self._unknown(tf.gather_nd(keys, places))
-        rows = tf.tensor_scatter_nd_update(_decode(self.format, words), places, unknown)
+        rows = tf.tensor_scatter_nd_update(decode_rows(self.format, words), places, unknown)
         return tf.ensure_shape(rows, [None, self.format.dim])
+
+
+External = Callable[[HashTable, UnknownRows], Any]
+"""Function that returns what to read instead of a copy of a table, with `FrozenTable.contains` and
+`FrozenTable.lookup_keys`; None: a copy."""
+
+
+def no_external_rows(table: HashTable, unknown: UnknownRows) -> None:
+    """Return None: the table is copied."""
 
 
 class PortableTables:
@@ -278,35 +297,45 @@ class PortableTables:
       unknown: Table -> the rows of keys that it doesn't hold.
       live: Whether the copies can be changed.
       dtype: How the copies hold rows.
+      external: What to read instead of a copy.
     """
 
     def __init__(
-        self, unknown: Callable[[HashTable], UnknownRows], live: bool = False, dtype: RowDtype = "float32"
+        self,
+        unknown: Callable[[HashTable], UnknownRows],
+        live: bool = False,
+        dtype: RowDtype = "float32",
+        external: External = no_external_rows,
     ) -> None:
-        self._unknown, self.live, self._dtype = unknown, live, dtype
-        self._frozen: dict[int, tuple[HashTable, FrozenTable | LiveTable]] = {}
+        self._unknown, self.live, self._dtype, self._external = unknown, live, dtype, external
+        self._frozen: dict[int, tuple[HashTable, Any]] = {}
 
     @property
-    def copies(self) -> list[tuple[HashTable, FrozenTable | LiveTable]]:
+    def copies(self) -> list[tuple[HashTable, Any]]:
         """The tables that were read, each with its copy."""
         return [*self._frozen.values()]
 
-    def freeze(self, table: HashTable) -> FrozenTable | LiveTable:
-        """Return the table's copy.
+    def freeze(self, table: HashTable) -> Any:
+        """Return the table's copy: a `FrozenTable`, a `LiveTable`, or what ``external`` returns.
 
         Raises:
           NotFiniteError: A row holds NaN or infinity; the message names its table and id.
         """
         if id(table) not in self._frozen:
+            unknown = self._unknown(table)
+            copy = self._external(table, unknown)
+            if copy is not None:
+                self._frozen[id(table)] = table, copy
+                return copy
             with tf.init_scope():  # variables, not parts of the graph being traced
                 records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
                 refuse_bad_rows(table, records.keys, records.rows)
                 kind = LiveTable if self.live else FrozenTable
-                copy = kind(records.keys, records.rows, self._unknown(table), self._dtype)
+                copy = kind(records.keys, records.rows, unknown, self._dtype)
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]
 
-    def __iter__(self) -> Iterator[FrozenTable | LiveTable]:
+    def __iter__(self) -> Iterator[Any]:
         return (copy for _, copy in self._frozen.values())
 
 
@@ -332,6 +361,7 @@ def portable_ops(
     *,
     live: bool = False,
     dtype: RowDtype = "float32",
+    external: External = no_external_rows,
 ) -> Iterator[PortableTables]:
     """Make gmeta's ops use their form in plain TensorFlow, in this thread and inside this block.
 
@@ -341,6 +371,7 @@ def portable_ops(
       unknown: Table -> the rows of keys that it doesn't hold.
       live: Whether the tables' copies can be changed (`LiveTable`).
       dtype: How the copies hold rows (`RowFormat`).
+      external: What to read instead of a copy of a table.
 
     Yields:
       The tables that were read; an exported object must keep them.
@@ -353,6 +384,6 @@ def portable_ops(
       >>> [op.type for op in graph.get_operations() if "Gmeta" in op.type]
       []
     """
-    tables = PortableTables(unknown, live, dtype)
+    tables = PortableTables(unknown, live, dtype, external)
     with portable_forms(tables):
         yield tables

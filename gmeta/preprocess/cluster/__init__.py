@@ -2,7 +2,7 @@
 
 - `spark_engine` runs the plan on Spark; `spark_tables`, `spark_survey` and `spark_rows` are its input, its
   decisions on columns, and the work on rows.
-- `streaming_map` and `streaming_reduce`: the Hadoop Streaming programs; `row_text` encodes rows.
+- `streaming_jobs`: the Hadoop Streaming programs; `row_text` encodes rows.
 - `table_input` and `table_job`: the table and the job as every worker sees them, and the shards of workers
   that may be killed or repeated.
 """

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gmeta.core.data_manifest import hash_text
 from gmeta.core.errors import ConfigError
 from gmeta.core.history_manifest import HistoryManifest, user_shards
-from gmeta.core.texts import hash_text
 from gmeta.preprocess.config import Progress, no_progress
 from gmeta.preprocess.history.generation import Generation, generations, new_generation, settle_or_warn
 from gmeta.preprocess.history.shard_reader import PLACE, REQUEST, ShardReader, as_words

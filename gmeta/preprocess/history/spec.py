@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gmeta.core.data_manifest import hash_text
 from gmeta.core.errors import ConfigError
 from gmeta.core.history_manifest import BIRTH
 from gmeta.core.schema import Column
 from gmeta.core.settings import from_mapping, load_toml
-from gmeta.core.texts import hash_text
 from gmeta.preprocess.history.shard_reader import MAX_EVENTS
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
 from gmeta.preprocess.tables.prepared_source import prepared_roles

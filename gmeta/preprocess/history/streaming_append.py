@@ -27,7 +27,7 @@ from gmeta.core.files import sync
 from gmeta.core.history_manifest import current_generation, shard_files
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.preprocess.cluster import row_text
-from gmeta.preprocess.cluster.streaming_map import (
+from gmeta.preprocess.cluster.streaming_jobs import (
     SHARDS,
     TALLY_FILE,
     Task,
@@ -35,9 +35,9 @@ from gmeta.preprocess.cluster.streaming_map import (
     count_bad,
     good_rows_of,
     load_tally,
+    rows_of,
     run,
 )
-from gmeta.preprocess.cluster.streaming_reduce import rows_of
 from gmeta.preprocess.cluster.table_input import Tally, find_table
 from gmeta.preprocess.cluster.table_job import ATTEMPTS, write_note
 from gmeta.preprocess.history.append import NewShard, choose_spec

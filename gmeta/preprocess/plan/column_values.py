@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from gmeta.core.data_manifest import hash_text
 from gmeta.core.errors import ConfigError, first_line
-from gmeta.core.texts import hash_text
 from gmeta.preprocess.source import TIME, WHOLE_NUMBER, Reason
 from gmeta.preprocess.table_spec import GAP, TIME_UNITS, ColumnSpec, Role, parse_comparison
 

@@ -8,8 +8,7 @@ from scipy.optimize import lsq_linear
 
 from gmeta.experiment.baselines import attributes
 from gmeta.experiment.baselines import attributes as attribute_variances
-from gmeta.experiment.baselines.attributes import Attributes, ItemAttributes, Levels, Variances
-from gmeta.experiment.baselines.biases import FittedBiases
+from gmeta.experiment.baselines.attributes import Attributes, FittedBiases, ItemAttributes, Levels, Variances
 from gmeta.experiment.baselines.task_rows import Rows, Tasks, cut_blocks, multiply
 from gmeta.experiment.baselines.tuning import Baselines
 from support.drawn_batches import task_rows, tasks_of

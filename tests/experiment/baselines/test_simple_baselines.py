@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from gmeta.experiment.baselines.biases import TURNS, Biases, ItemMean
+from gmeta.experiment.baselines.attributes import TURNS, Biases, ItemMean
 from gmeta.experiment.baselines.tuning import Neighbours
 from gmeta.experiment.baselines.vectors import CoRatings, number_frequent
 from support.drawn_batches import task_rows

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmeta.experiment.baselines import task_rows as rows_of_tasks
-from gmeta.experiment.baselines.biases import ItemMean
+from gmeta.experiment.baselines.attributes import ItemMean
 from gmeta.experiment.baselines.task_rows import (
     ItemNumbers,
     Rows,

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmeta.experiment.baselines.biases import Biases
+from gmeta.experiment.baselines.attributes import Biases
 from gmeta.experiment.baselines.vectors import CoRatings, Factors, ItemVectors, Kriging, Start, _State, _turn
 from support.drawn_batches import task_rows, tasks_of
 

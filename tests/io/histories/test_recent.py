@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta import io
+from gmeta.core.data_manifest import hash_text
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.core.texts import hash_text
 from gmeta.io.reader_stats import as_data_error
 from gmeta.preprocess import ColumnSpec, HistorySpec, PrepareConfig, TableSpec, prepare
 from gmeta.preprocess.history.append import append_history

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError
 from gmeta.io import AfterSteps, ReadOptions, rows
-from gmeta.io.readers.negatives import Negatives
 from gmeta.io.readers.read_options import OneEpoch
+from gmeta.io.readers.row_reader import Negatives
 
 USERS, ITEMS = 40, 12
 FEATURES = ["user", "item", "place", "genre", "tags"]

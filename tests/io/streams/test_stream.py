@@ -19,11 +19,14 @@ import pytest
 import tensorflow as tf
 
 import gmeta
+from gmeta import io
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import StreamPosition, stream
 from gmeta.io.reader_stats import data_errors
 from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.preprocess import HistorySpec
+from gmeta.preprocess.history.append import append_history
 from support.process_ranks import run_ranks
 
 COLUMNS = {"user": "int64", "item": "int64", "click": "float32", "ts": "int64"}
@@ -344,3 +347,47 @@ def test_redis_streams_are_read_from_ids(redis: tuple[Any, str]) -> None:
         data_errors(),
     ):
         times(described.batches(10, start=fresh))
+
+
+def test_histories_join_a_stream_of_exposures(tmp_path: Path) -> None:
+    days = pa.table(
+        {
+            "user": np.repeat(np.arange(5), 12),
+            "item": np.arange(60) % 7,
+            "ts": np.tile(np.arange(12) * 10, 5),
+        }
+    )
+    pq.write_table(days, tmp_path / "day.parquet")
+    append_history(tmp_path / "store", tmp_path / "day.parquet", HistorySpec("user", "ts"))
+    recent = io.RecentHistories(tmp_path / "store", ["item", "ts"])
+    recent.append(3, {"item": 6, "ts": 150})
+    shown = []
+    for number in range(20):
+        user, ts = number % 5, 100 + 5 * number
+        seen = recent.snapshot(user, ts, longest=8)
+        shown.append(
+            {
+                **{"user": user, "item": number % 7, "ts": ts, "click": number % 2},
+                **{"generation": seen.generation, "history_crc": seen.crc},
+                **{f"tail_{name}": seen.tail[name].tolist() for name in ("item", "ts")},
+            }
+        )
+    put(tmp_path / "shown", "1.jsonl", shown)
+    lists = {"tail_item": "int64[]", "tail_ts": "int64[]", "generation": "int64", "history_crc": "int64"}
+    described = stream(tmp_path / "shown", columns={**COLUMNS, **lists}, time="ts", follow=False)
+    store = io.HistoryStore(tmp_path / "store")
+    common = {"history": ["item", "ts"], "targets": ["item"], "labels": ["click"], "longest": 8}
+    logged = {"generation": "generation", "tail": {"item": "tail_item", "ts": "tail_ts"}, "check": "crc"}
+    batches = list(io.late(described, store, user="user", **common, **logged, sequences_per_batch=8))
+    assert [len(batch["task"]) for batch in batches] == [8, 8, 4]
+    found = [row for batch in batches for row in batch["history"]["item"].to_list()]
+    for row, exposure in zip(found, shown, strict=True):
+        seen = recent.snapshot(exposure["user"], exposure["ts"], longest=8)
+        assert row == seen.columns["item"].tolist()
+    assert sum(len(exposure["tail_item"]) for exposure in shown) > 0
+    shown[0]["history_crc"] += 1
+    put(tmp_path / "shown", "1.jsonl", shown)
+    with pytest.raises(DataError, match="the history has the checksum"), data_errors():
+        list(io.late(described, store, user="user", **common, **logged))
+    with pytest.raises(ConfigError, match="needs its columns of users and times"):
+        io.late(described, store, **common)

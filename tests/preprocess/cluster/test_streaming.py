@@ -22,7 +22,7 @@ from gmeta.preprocess.cluster.table_input import Tally
 from gmeta.preprocess.cluster.table_job import TableJob
 from gmeta.preprocess.source import Reason
 from gmeta.preprocess.table_spec import ColumnSpec, CsvForm, TableSpec
-from support.cluster_jobs import as_program, in_process, map_files, partitioned, run_jobs
+from support.cluster_jobs import as_program, command, in_process, map_files, partitioned, run_jobs
 from support.data_files import EVENT_SPEC as SPEC
 from support.data_files import event_table, parts, shuffled, write_table
 
@@ -156,7 +156,7 @@ def test_a_killed_reducer_leaves_nothing_half_written(table, tmp_path):
     data, expected = table
     lines = ready_for_shards(data, tmp_path / "job", tmp_path / "out")
     shards = tmp_path / "job" / "shards"
-    code = "from gmeta.preprocess.cluster import streaming_reduce as r; r._SPLIT = 1000; r.main()"
+    code = "from gmeta.preprocess.cluster import streaming_jobs as s; s._SPLIT = 1000; s.main_of_reducers()"
     reducer = subprocess.Popen(
         [sys.executable, "-c", code, "shards", "--job", tmp_path / "job"],
         stdin=subprocess.PIPE,
@@ -255,8 +255,8 @@ def test_a_repeated_key_ends_the_job(table, tmp_path):
 
 
 def test_errors_are_one_line(table, tmp_path):
-    command = [sys.executable, "-m", "gmeta.preprocess.cluster.streaming_map", "rows", "--job", str(tmp_path)]
-    done = subprocess.run(command, input=b"", capture_output=True)
+    mapper = [*command("map"), "rows", "--job", str(tmp_path)]
+    done = subprocess.run(mapper, input=b"", capture_output=True)
     assert done.returncode == 2
     assert done.stderr.decode().startswith(f"gmeta-map rows: error: {tmp_path}/job.json: no description")
     assert done.stderr.count(b"\n") == 1
@@ -264,7 +264,7 @@ def test_errors_are_one_line(table, tmp_path):
 
 def test_programs_start_without_tensorflow():
     code = (
-        "import sys, gmeta.preprocess.cluster.streaming_map, gmeta.preprocess.cluster.streaming_reduce;"
+        "import sys, gmeta.preprocess.cluster.streaming_jobs;"
         "print(sorted({'tensorflow', 'matplotlib', 'duckdb', 'pyspark'} & set(sys.modules)))"
     )
     assert subprocess.check_output([sys.executable, "-c", code]) == b"[]\n"

@@ -185,7 +185,7 @@ class EvictionModel:
             case TTL(steps=None):
                 old = _microseconds(self.clock()) - _microseconds(self.policy.lifetime)
                 return any(time <= old and record.last_step < at for at, time in self.times)
-            case TTL(steps=steps):
+            case TTL(steps=int(steps)):
                 return record.last_step < step - steps
             case MinNorm(threshold=threshold):
                 return _squared_norm(record) < threshold * threshold

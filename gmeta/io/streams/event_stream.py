@@ -68,7 +68,6 @@ class Stream(Described):
           ConfigError: There is no such column; or ranks can't share the stream.
           DataError: While iterating: a row is bad, or rows to be read next are gone.
         """
-        whole_number("batch_size", batch_size, least=1)
         if self.joining is not None:
             label, weight = label or self.joining.label, weight or WEIGHT
         for what, name in (("label", label), ("weight", weight)):
@@ -81,21 +80,32 @@ class Stream(Described):
         if start is not None and start._reader is not None:  # of a data set that this one replaces
             start.gather_ranks()
             start._reader.end()
+        data = self.columns(batch_size, start=start, remainder=remainder, event_time=event_time)
+        taken = [name for name in (label, weight) if name is not None]
+
+        def element(parts: dict[str, Any]) -> Any:
+            features = {name: each for name, each in parts.items() if name not in taken}
+            return (features, *(parts[name] for name in taken))
+
+        return data.map(element) if taken else data
+
+    def columns(
+        self,
+        batch_size: int = 1024,
+        *,
+        start: StreamPosition | None = None,
+        remainder: bool = True,
+        event_time: str | None = None,
+    ) -> tf.data.Dataset:
+        """Return batches of all columns by name; arguments, errors and order are those of `batches`."""
+        whole_number("batch_size", batch_size, least=1)
         if event_time in self.schema.names:
             raise ConfigError(
                 f"stream: event_time={event_time!r} is a column of the stream: name it otherwise"
             )
         reader = StreamReader(self, batch_size, start, remainder, event_time)
-        specs = tensor_specs(reader.schema)
-        taken = [name for name in (label, weight) if name is not None]
-
-        def element(parts: dict[str, Any]) -> Any:
-            found = [parts[name] for name in taken]
-            features = {name: each for name, each in parts.items() if name not in taken}
-            return (features, *found) if found else features
-
         data = tf.data.Dataset.from_generator(
-            lambda: map(element, reader), output_signature=element(dict(specs))
+            lambda: iter(reader), output_signature=tensor_specs(reader.schema)
         )
         if start is not None:
             start._reader = reader

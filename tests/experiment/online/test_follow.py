@@ -1,0 +1,179 @@
+"""Training on a stream: from where it was, evaluated before it trains, by rules, and published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from gmeta.cli import main
+from gmeta.core.errors import ConfigError, DataError, GmetaError
+from gmeta.experiment.online.follow import Following, begin, load_config
+from gmeta.experiment.online.online_model import OnlineConfig, Outcomes
+from gmeta.ops import hash_text
+
+SMALL = {
+    "label": "click",
+    "time": "ts",
+    "batch_size": 32,
+    "dim": 4,
+    "hidden": (8,),
+    "window": 128,
+    "rows_rate": 0.2,
+}
+
+
+def put(folder: Path, number: int, rows: int = 256, *, flip: bool = False) -> None:
+    """Write a file of clicks on even items; all of it is a function of the number."""
+    random = np.random.default_rng(number)
+    users, items = random.integers(0, 20, rows), random.integers(0, 10, rows)
+    clicks = (items % 2 == 0) != flip
+    lines = [
+        json.dumps(
+            {
+                "user": int(users[i]),
+                "item": f"i{items[i]}",
+                "price": float(items[i]) if i % 7 else None,
+                "tags": [int(items[i]), 3][: i % 3],
+                "click": int(clicks[i]),
+                "ts": 1_700_000_000 + number * rows + i,
+            }
+        )
+        for i in range(rows)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / f".{number:04}").write_text("\n".join(lines) + "\n")
+    (folder / f".{number:04}").rename(folder / f"{number:04}.jsonl")
+
+
+def follow(run: Path, source: Path, **settings: Any) -> Following:
+    """Train to the end of the log."""
+    given = OnlineConfig(source=str(source), **{**SMALL, **settings})
+    config, stream = begin(run, given, follow=False)
+    lines: list[str] = []
+    following = Following(run, config, stream, show=lines.append)
+    following.lines = lines
+    following.train()
+    return following
+
+
+def predictions(following: Following) -> np.ndarray:
+    asked = {
+        "user": tf.range(20, dtype=tf.int64),
+        "item": tf.range(20, dtype=tf.int64),
+        "price": tf.zeros([20]),
+        "tags": tf.RaggedTensor.from_row_lengths(tf.range(20, dtype=tf.int64), [1] * 20),
+    }
+    return following.model(asked, training=False).numpy()
+
+
+def test_days_in_parts_equal_days_at_once(tmp_path: Path) -> None:
+    for number in range(4):
+        put(tmp_path / "log", number)
+    whole = follow(tmp_path / "whole", tmp_path / "log")
+    put(tmp_path / "parts", 0)
+    follow(tmp_path / "run", tmp_path / "parts")
+    for number in range(1, 4):
+        put(tmp_path / "parts", number)
+    parts = follow(tmp_path / "run", tmp_path / "parts")
+    np.testing.assert_array_equal(predictions(whole), predictions(parts))
+    for name in ("auc", "log_loss", "calibration", "rows"):
+        windows = [
+            [window[name] for window in json.loads((tmp_path / run / "progress.json").read_text())]
+            for run in ("whole", "run")
+        ]
+        assert windows[0] == windows[1]
+        assert len(windows[0]) == 8
+    assert parts.progress.metrics.windows[-1].auc > 0.9
+    config = load_config(tmp_path / "run")
+    assert config.features == ("user", "item", "price", "tags")
+    assert config.users == "user"
+    with pytest.raises(ConfigError, match=r"began with dim = 4, and 8 is given"):
+        follow(tmp_path / "run", tmp_path / "parts", dim=8)
+
+
+def test_rules_stop_training_or_return_to_a_checkpoint(tmp_path: Path) -> None:
+    for number in range(10):
+        put(tmp_path / "log", number)
+    rule = ("normalised_entropy > 1.02",)
+    good = follow(tmp_path / "run", tmp_path / "log", fall_back_if=rule)
+    before = predictions(good)
+    assert good.progress.metrics.windows[-1].normalised_entropy < 0.9
+    put(tmp_path / "log", 10, flip=True)
+    back = follow(tmp_path / "run", tmp_path / "log", fall_back_if=rule)
+    assert any("are those of step-" in line for line in back.lines)
+    shown = predictions(back)
+    assert np.corrcoef(before[:, 0], shown[:, 0])[0, 1] > 0.9
+    stops = ("normalised_entropy > 1.02",)
+    for number in range(10):
+        put(tmp_path / "other", number)
+    put(tmp_path / "other", 10, flip=True)
+    with pytest.raises(GmetaError, match="training stopped by a rule: normalised_entropy"):
+        follow(tmp_path / "stopped", tmp_path / "other", stop_if=stops)
+
+
+def test_outcomes_label_a_stream(tmp_path: Path) -> None:
+    for side in ("shown", "clicks"):
+        (tmp_path / side).mkdir()
+    rows = [{"request": f"r{i}", "user": i % 9, "item": i % 5, "ts": i} for i in range(600)]
+    clicks = [
+        {"request": row["request"], "ts": row["ts"] + 20} for row in rows if (row["user"] + row["item"]) % 2
+    ]
+    for side, lines in (("shown", rows), ("clicks", clicks)):
+        (tmp_path / side / "1.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    outcomes = Outcomes(str(tmp_path / "clicks"), ("request",), "10s", corrections="1m", negatives=0.5)
+    trained = follow(tmp_path / "run", tmp_path / "shown", outcomes=outcomes, window=64)
+    assert load_config(tmp_path / "run").features == ("user", "item")
+    windows = trained.progress.metrics.windows
+    assert sum(window.corrections for window in windows) > 0
+    assert trained.model.reading.state()["step"] > 10
+
+
+def test_the_commands_train_publish_and_refuse(tmp_path: Path) -> None:
+    def gmeta(*words: str) -> Any:
+        return CliRunner().invoke(main, list(words))
+
+    put(tmp_path / "log", 0)
+    log, run, online = str(tmp_path / "log"), str(tmp_path / "run"), str(tmp_path / "online")
+    found = gmeta("train", "--follow", log, "--run", run)
+    assert found.exit_code == 2
+    assert "--follow needs the column of labels" in found.output
+    found = gmeta("train", "--follow", log, "--run", run, "--set", 'label="clicked"', "--until-end")
+    assert "label = 'clicked' is no column" in found.output
+    found = gmeta("train", "--run", run, "--publish", online)
+    assert "--publish is for training on a stream" in found.output
+    settings = [f"{name}={json.dumps(value)}" for name, value in SMALL.items()]
+    words = [word for each in settings for word in ("--set", each)]
+    found = gmeta("train", "--follow", log, "--run", run, "--until-end", "--publish", online, *words)
+    assert found.exit_code == 0, found.output
+    assert "read 256 rows; the same command continues" in found.output
+    put(tmp_path / "log", 1)
+    found = gmeta("train", "--follow", log, "--run", run, "--until-end")
+    assert "read 256 rows" in found.output
+    found = gmeta("publish", "--run", run, "--to", str(tmp_path / "served"))
+    assert found.exit_code == 0, found.output
+    served = tf.saved_model.load(str(tmp_path / "served/model/1"))
+    asked = {
+        "user": tf.constant([3], tf.int64),
+        "item": tf.constant(["i2"]),
+        "price": tf.constant([1.0]),
+        "tags": tf.constant([[2, 3]], tf.int64),
+    }
+    answer = served.signatures["predict"](**asked)
+    config, stream = begin(tmp_path / "run", load_config(tmp_path / "run"), follow=False)
+    model = Following(tmp_path / "run", config, stream).model
+    own = model.signature().function(
+        {
+            **asked,
+            "item": hash_text(asked["item"]),
+            "tags": tf.ragged.constant([[2, 3]], tf.int64),
+        }
+    )
+    np.testing.assert_array_equal(answer["click"], own["click"])
+    with pytest.raises(DataError, match="no training on a stream has begun here"):
+        load_config(tmp_path / "nothing")
