@@ -69,9 +69,11 @@ def test_a_run_goes_on_and_publishes_what_it_restored_even_if_nothing_is_new(tmp
     assert models_in(tmp_path / "other") == [1]
 
 
+@pytest.mark.shown_by(case="SIGINT-True")
 @pytest.mark.parametrize("new", [True, False])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_stream_without_traffic(tmp_path, number, new):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_a_stream_without_traffic(tmp_path, name, new):
+    number = signal.Signals[name]
     write(tmp_path / "log", 0)
     if not new:
         run = following(tmp_path, publish=False)
