@@ -144,7 +144,7 @@ class Job:
 
     def end(self, number: signal.Signals | None = None) -> int:
         """End it by a signal, or wait for its end; return its exit code."""
-        if number is not None:
+        if number is not None and self._process.is_alive():
             os.kill(self._process.pid or 0, number)
         self._process.join()
         return int(self._process.exitcode or 0)
