@@ -9,7 +9,7 @@ drawn at random, is killed (SIGKILL) at a random moment and started again, many 
 up, ends by SIGTERM, and by `--until-end`. Another folder has a run of the same log that was never killed. At
 the end:
 
-rows        each id's frequency is the number of its events, and the steps are all of the log: none lost, none
+rows        each id's frequency is the number of batches that have it, and the steps are all of the log: none lost, none
             repeated
 bits        rows, slots, dense weights, optimizer and progressive metrics equal those of the other run
 server      its answers equal those of an export of the final model
@@ -286,7 +286,7 @@ def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def frequencies(run: Path) -> dict[str, dict[int, int]]:
-    """Return how many events of each id a run's tables have counted, by column."""
+    """Return how many steps with each id a run's tables have counted, by column."""
     from gmeta.checkpoint import ShardedCheckpoint
     from gmeta.experiment.online.follow import build, load_config
     from gmeta.export.delta_signatures import named_tables, tables_of
@@ -306,9 +306,13 @@ def frequencies(run: Path) -> dict[str, dict[int, int]]:
 
 
 def counted(seed: int, files: int) -> dict[str, dict[int, int]]:
-    """Return how many events of each id the log has, by column."""
+    """Return in how many batches of the log each id is, by column."""
     rows = [row for number in range(files) for row in events(seed, number)]
-    return {name: dict(Counter(row[name] for row in rows)) for name in COLUMNS}
+    batches = [rows[begin : begin + BATCH] for begin in range(0, len(rows), BATCH)]
+    return {
+        name: dict(Counter(each for batch in batches for each in {row[name] for row in batch}))
+        for name in COLUMNS
+    }
 
 
 def compare_server(online: Online) -> list[str]:
@@ -363,7 +367,7 @@ def judge(online: Online, calm: Path, seed: int) -> list[str]:
         lost = sum(max(0, number - found.get(each, 0)) for each, number in own.items())
         repeated = sum(max(0, number - own.get(each, 0)) for each, number in found.items())
         if lost or repeated:
-            wrong.append(f"{name}: {lost} events lost, {repeated} repeated")
+            wrong.append(f"{name}: {lost} steps lost, {repeated} repeated")
     return [*wrong, *compare_server(online), *check_folders(online)]
 
 
