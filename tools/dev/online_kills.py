@@ -9,8 +9,8 @@ drawn at random, is killed (SIGKILL) at a random moment and started again, many 
 up, ends by SIGTERM, and by `--until-end`. Another folder has a run of the same log that was never killed. At
 the end:
 
-rows        each id's frequency is the number of batches that have it, and the steps are all of the log: none lost, none
-            repeated
+rows        each id's frequency is the number of batches that have it, and the steps are all of the log: none
+            lost, none repeated
 bits        rows, slots, dense weights, optimizer and progressive metrics equal those of the other run
 server      its answers equal those of an export of the final model
 folders     every checkpoint that is kept loads, and no half-written file is left
