@@ -178,7 +178,7 @@ class Publisher(StepCallback):
         refusal = f"{self.folder} is used by another Publisher: close() it, or end its process"
         lock.enter_context(lock_file(self.folder / _LOCK, refusal))
         self.close = weakref.finalize(self, lock.close)
-        for part in (self.folder, self.folder / MODEL, self.folder / DELTAS):
+        for part in (self.folder, self.folder / MODEL, self.folder / DELTAS, self.folder / ROWS):
             remove_unfinished(part)
         self._version = max([0, *models_in(self.folder), *deltas_in(self.folder), *rows_in(self.folder)])
 

@@ -125,8 +125,8 @@ def build(config: OnlineConfig) -> OnlineModel:
     model.reading = StreamPosition()
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
+    model.create_weights()
     # A checkpoint restores, and a publisher describes, weights and moments that are there.
-    model(model.example(), training=False)
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -220,7 +220,9 @@ class Following:
                 # What was trained before is published now, not after the next event. What was published after
                 # the last checkpoint is trained again.
                 self.publisher.publish_base()
-            while self.model.reading.wait():
+            while True:
+                if not self.model.reading.wait():
+                    return
                 self.epochs += 1
                 self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
                 decision = self.progress.decision
