@@ -8,6 +8,7 @@ PYTEST_ARGS ?=
 TENSORFLOW ?=
 MINUTES ?= 10
 SEED ?= 0
+KILLS ?= 20
 SUBJECT ?=
 ARGS ?=
 
@@ -24,7 +25,7 @@ CXX_FILES = $(shell find ops io tests/native -name '*.h' -o -name '*.cc' -o -nam
 MAKEFLAGS += --no-print-directory
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench demo demo-online test test-longer test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak pins clean
+.PHONY: help setup bench demo demo-online test test-longer test-all test-ranks test-tensorflow wheel test-gpu test-gpu-ranks lint format native test-native test-asan test-tsan fuzz soak online-kills pins clean
 
 help:  ## Name the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | \
@@ -128,6 +129,9 @@ fuzz: setup  ## Make up damaged files for all that parses files, under sanitizer
 
 soak: setup  ## Random table operations, saves and kills, against the reference [MINUTES=10] [SEED=0]
 	$(BIN)/python tools/dev/soak.py --minutes $(MINUTES) --seed $(SEED)
+
+online-kills: setup  ## Kill all processes of a training on a stream; it must end as if none had been [KILLS=20] [SEED=0]
+	$(BIN)/python tools/dev/online_kills.py --kills $(KILLS) --seed $(SEED)
 
 pins: setup  ## Resolve constraints.txt anew, for every supported Python that is found
 	$(BIN)/python tools/dev/pin.py

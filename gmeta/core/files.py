@@ -77,6 +77,16 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left of `write_atomically` and `stage_folder` in a folder.
+
+    The caller must hold a lock by which no other process writes there.
+    """
+    for path in (*folder.glob(".*.tmp"), *folder.glob(".*.partial")):
+        if path.suffixes[-2:-1] and path.suffixes[-2][1:].isdigit():
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def beside_data(folder: Path, name: str) -> Path:
     """Return the path of a file that describes the data files in its folder.
 

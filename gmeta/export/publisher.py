@@ -44,7 +44,13 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
-from gmeta.core.files import explain_write_errors, lock_file, stage_folder, write_atomically
+from gmeta.core.files import (
+    explain_write_errors,
+    lock_file,
+    remove_unfinished,
+    stage_folder,
+    write_atomically,
+)
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
@@ -172,6 +178,8 @@ class Publisher(StepCallback):
         refusal = f"{self.folder} is used by another Publisher: close() it, or end its process"
         lock.enter_context(lock_file(self.folder / _LOCK, refusal))
         self.close = weakref.finalize(self, lock.close)
+        for part in (self.folder, self.folder / MODEL, self.folder / DELTAS, self.folder / ROWS):
+            remove_unfinished(part)
         self._version = max([0, *models_in(self.folder), *deltas_in(self.folder), *rows_in(self.folder)])
 
     @cached_property

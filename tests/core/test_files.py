@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from gmeta.core.files import write_atomically
+from gmeta.core.files import remove_unfinished, write_atomically
 
 
 def test_writes_text_and_bytes_into_a_new_folder(tmp_path):
@@ -35,3 +35,14 @@ def test_a_full_disk_is_told_with_the_file_and_leaves_nothing(tmp_path, monkeypa
         write_atomically(tmp_path / "a.json", "new")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "a.json"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path):
+    kept = [".lock", ".x.tmp", ".step-1.partial", "a.17.tmp", "b"]
+    for name in (*kept, ".a.json.17.tmp"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".model.17.partial").mkdir()
+    (tmp_path / ".model.17.partial" / "file").write_text("x")
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+    remove_unfinished(tmp_path / "missing")

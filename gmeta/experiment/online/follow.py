@@ -14,7 +14,10 @@ again, because they would break the rule again.
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -28,7 +31,7 @@ from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.checkpoint.store import step_of
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError, GmetaError
-from gmeta.core.files import write_atomically
+from gmeta.core.files import remove_unfinished, write_atomically
 from gmeta.core.json_values import parse_json
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.step import StepCallback
@@ -44,6 +47,7 @@ from gmeta.ops import hash_text
 from gmeta.training.progressive_evaluation import ProgressiveEvaluation
 
 _TIME = "/time"
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 _CONFIG, _CHECKPOINTS, _PROGRESS = "online.json", "checkpoints", "progress.json"
 
 
@@ -121,8 +125,8 @@ def build(config: OnlineConfig) -> OnlineModel:
     model.reading = StreamPosition()
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
     model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
+    model.create_weights()
     # A checkpoint restores, and a publisher describes, weights and moments that are there.
-    model(model.example(), training=False)
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -164,6 +168,9 @@ class Following:
         )
         self.model.progress = KeptState(self.progress.state)
         self.saving = ShardedCheckpoint(run / _CHECKPOINTS, every=config.checkpoint_every)
+        self.saving.store.claim()  # before any effect, so that a second training of the run has none
+        if collectives.world().rank == 0:
+            remove_unfinished(run)
         self.epochs = self.saving.restore(self.model)
         if len(state := self.model.progress.saved.numpy()):
             self.progress.restore(state.tobytes())
@@ -208,23 +215,27 @@ class Following:
         """
         callbacks = [_Count(self.model.reading, self.config.batch_size, self._monitor), self.progress]
         callbacks += [self.publisher] if self.publisher is not None else []
-        while True:
-            with _stops_on_signals(self.model):
+        with _stops_on_signals(self.model) as stopped:
+            if self.publisher is not None and self.saving.batches:
+                # What was trained before is published now, not after the next event. What was published after
+                # the last checkpoint is trained again.
+                self.publisher.publish_base()
+            while True:
                 if not self.model.reading.wait():
                     return
                 self.epochs += 1
                 self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
-            decision = self.progress.decision
-            if decision is None:
-                return
-            if self._monitor is not None:
-                self._monitor.note_decision(decision)
-            if decision.action == "stop":
-                raise GmetaError(
-                    f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; the same "
-                    "command continues"
-                )
-            self._fall_back(decision)
+                decision = self.progress.decision
+                if decision is None or stopped():
+                    return
+                if self._monitor is not None:
+                    self._monitor.note_decision(decision)
+                if decision.action == "stop":
+                    raise GmetaError(
+                        f"training stopped by a rule: {decision.reason}; see {self.run / _PROGRESS}; "
+                        "the same command continues"
+                    )
+                self._fall_back(decision)
 
     def _fall_back(self, decision: Decision) -> None:
         """Restore weights and rows from before the metrics broke; the position stays."""
@@ -287,19 +298,42 @@ class _Count(StepCallback):
 
 
 @contextmanager
-def _stops_on_signals(model: OnlineModel) -> Iterator[None]:
-    """At SIGINT or SIGTERM, end the training after its step and save; a second one ends the process."""
-    before: dict[int, Any] = {}
+def _stops_on_signals(model: OnlineModel) -> Iterator[Callable[[], bool]]:
+    """At SIGINT or SIGTERM, end the training after its step and save; a second one ends the process.
 
-    def stop(number: int, _: Any) -> None:
-        signal.signal(number, before[number])
-        model.stop_training = True
-        model.reading.stop()
+    Python runs handlers between two operations of the main thread, which may wait for rows within TensorFlow.
+    Therefore a thread reads signals from the pipe that Python writes to at once.
 
-    for each in (signal.SIGINT, signal.SIGTERM):
-        before[each] = signal.signal(each, stop)
+    Yields:
+      A function that returns whether a signal came.
+    """
+    came, over = threading.Event(), threading.Event()
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def watch() -> None:
+        while not over.is_set() and (numbers := reader.recv(1)):
+            if numbers[0] not in _STOPS:
+                continue
+            if came.is_set():
+                os._exit(128 + numbers[0])
+            came.set()
+            threading.Thread(target=insist, daemon=True).start()
+
+    def insist() -> None:
+        """Ask again and again: an epoch that begins meanwhile forgets what was asked before."""
+        while not over.wait(0.05):
+            model.stop_training = True
+            model.reading.stop()
+
+    before = {each: signal.signal(each, lambda *_: None) for each in _STOPS}
+    earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=watch, name="gmeta-signals", daemon=True).start()
     try:
-        yield
+        yield came.is_set
     finally:
+        over.set()
+        signal.set_wakeup_fd(earlier)
         for number, handler in before.items():
             signal.signal(number, handler)
+        writer.close()

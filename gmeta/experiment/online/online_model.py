@@ -236,16 +236,13 @@ class OnlineModel(DCN):
             logits += inputs[LOG_ODDS][:, tf.newaxis]
         return logits
 
-    def example(self) -> dict[str, Any]:
-        """Return inputs of one sample, all zero."""
-        ids = tf.zeros([1], tf.int64)
-        found: dict[str, Any] = {}
+    def create_weights(self) -> None:
+        """Create the dense weights, by a call on one row: an export needs them before training does."""
+        row: dict[str, Any] = {}
         for name, kind in self.kinds.items():
-            if name in self.numbers:
-                found[name] = tf.zeros([1])
-            else:
-                found[name] = tf.RaggedTensor.from_row_lengths(ids, [1]) if kind.endswith("[]") else ids
-        return found
+            value = tf.zeros([1], tf.float32 if name in self.numbers else tf.int64)
+            row[name] = tf.RaggedTensor.from_row_lengths(value, [1]) if kind.endswith("[]") else value
+        self(row, training=False)
 
     def signature(self) -> Signature:
         """Return the exported model's request: the columns, to the probability and the logit of the label."""

@@ -193,7 +193,7 @@ def stream(
         if columns is None:
             raise ConfigError(
                 f"stream: {log.name} has no rows yet, so its columns aren't known: name them, as in "
-                "columns={'user': 'int64', 'ts': 'timestamp'}"
+                "columns={'user': 'int64', 'ts': 'timestamp'}, or --set 'columns={user=\"int64\"}'"
             )
         if time is not None and columns.get(time) == "float32":
             columns = {**columns, time: "float64"}  # a time in seconds takes more digits
