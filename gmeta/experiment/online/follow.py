@@ -197,7 +197,8 @@ class Following:
 
         def take(x: dict[str, Any], *rest: tf.Tensor) -> tuple[Any, ...]:
             found = {name: x[name] for name in (*kept, *odds)}
-            return ({name: hash_text(each) if name in texts else each for name, each in found.items()}, *rest)
+            found |= {name: tf.ragged.map_flat_values(hash_text, found[name]) for name in texts}
+            return (found, *rest)
 
         batches = stream.batches(
             self.config.batch_size,

@@ -40,6 +40,7 @@ def put(folder: Path, number: int, rows: int = 256, *, flip: bool = False) -> No
                 "item": f"i{items[i]}",
                 "price": float(items[i]) if i % 7 else None,
                 "tags": [int(items[i]), 3][: i % 3],
+                "words": ["a", "b"][: i % 3],
                 "click": int(clicks[i]),
                 "ts": 1_700_000_000 + number * rows + i,
             }
@@ -68,6 +69,7 @@ def predictions(following: Following) -> np.ndarray:
         "item": tf.range(20, dtype=tf.int64),
         "price": tf.zeros([20]),
         "tags": tf.RaggedTensor.from_row_lengths(tf.range(20, dtype=tf.int64), [1] * 20),
+        "words": tf.RaggedTensor.from_row_lengths(hash_text(tf.fill([20], "a")), [1] * 20),
     }
     return following.model(asked, training=False).numpy()
 
@@ -91,7 +93,7 @@ def test_days_in_parts_equal_days_at_once(tmp_path: Path) -> None:
         assert len(windows[0]) == 8
     assert parts.progress.metrics.windows[-1].auc > 0.9
     config = load_config(tmp_path / "run")
-    assert config.features == ("user", "item", "price", "tags")
+    assert config.features == ("user", "item", "price", "tags", "words")
     assert config.users == "user"
     with pytest.raises(ConfigError, match=r"began with dim = 4, and 8 is given"):
         follow(tmp_path / "run", tmp_path / "parts", dim=8)
@@ -163,6 +165,7 @@ def test_the_commands_train_publish_and_refuse(tmp_path: Path) -> None:
         "item": tf.constant(["i2"]),
         "price": tf.constant([1.0]),
         "tags": tf.constant([[2, 3]], tf.int64),
+        "words": tf.constant([["b", "new"]]),
     }
     answer = served.signatures["predict"](**asked)
     config, stream = begin(tmp_path / "run", load_config(tmp_path / "run"), follow=False)
@@ -172,6 +175,7 @@ def test_the_commands_train_publish_and_refuse(tmp_path: Path) -> None:
             **asked,
             "item": hash_text(asked["item"]),
             "tags": tf.ragged.constant([[2, 3]], tf.int64),
+            "words": tf.RaggedTensor.from_tensor(hash_text(asked["words"])),
         }
     )
     np.testing.assert_array_equal(answer["click"], own["click"])
