@@ -259,7 +259,8 @@ class Following:
         self._ends[window.number] = self.saving.batches
         if collectives.world().rank == 0:
             windows = [
-                {**asdict(each), "step": self._ends.get(each.number, 0)}
+                {name: None if value != value else value for name, value in asdict(each).items()}
+                | {"step": self._ends.get(each.number, 0)}
                 for each in self.progress.metrics.windows
             ]
             write_atomically(self.run / _PROGRESS, json.dumps(windows))
