@@ -41,8 +41,21 @@ PAGES = [
     for path in sorted(ROOT.glob(pattern))
 ]
 FOREIGN = {
-    *("apt-get", "cat", "cmp", "curl", "done", "echo", "export", "for", "hadoop", "horovodrun", "ls", "pip"),
-    *("sort", "spark-submit", "tee", "tensorflow_model_server"),
+    *(
+        "apt-get",
+        "cat",
+        "cmp",
+        "curl",
+        "done",
+        "echo",
+        "export",
+        "for",
+        "hadoop",
+        "horovodrun",
+        "ls",
+        "mkdir",
+    ),
+    *("pip", "printf", "sleep", "sort", "spark-submit", "tee", "tensorflow_model_server", "until"),
 }
 
 

@@ -87,5 +87,6 @@ def test_the_extras_are_those_of_the_project() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {"sklearn": "scikit-learn"}
     for package, extra in EXTRAS.items():
-        assert any(line.startswith(names.get(package, package)) for line in extras[extra]), package
+        name = names.get(package, package.replace("_", "-"))
+        assert any(line.startswith(name) for line in extras[extra]), package
     assert extras["all"] == [f"gmeta[{','.join(dict.fromkeys(EXTRAS.values()))}]"]
