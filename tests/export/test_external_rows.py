@@ -100,6 +100,7 @@ def test_each_version_answers_as_an_export_with_all_rows(model, tmp_path, redis_
             assert publisher.publish().removed
 
 
+@pytest.mark.shown_by("test_each_version_answers_as_an_export_with_all_rows")
 def test_a_server_holds_no_external_rows(model, tmp_path):
     train(model, 0)
     whole = export_model(model, tmp_path / "whole")
@@ -112,6 +113,7 @@ def test_a_server_holds_no_external_rows(model, tmp_path):
     assert none.signatures["serving_default"]["tag_rows"] == "string [null]"
 
 
+@pytest.mark.shown_by("test_each_version_answers_as_an_export_with_all_rows")
 def test_a_client_without_gmeta_asks_over_rest(model, tmp_path, redis_url):
     folder = tmp_path / "online"
     train(model, 0)
@@ -195,6 +197,7 @@ def test_tables_that_can_not_be_external_are_refused(model, tmp_path):
         export_model(next_item, tmp_path / "1", external="all")
 
 
+@pytest.mark.shown_by("test_each_version_answers_as_an_export_with_all_rows")
 def test_a_server_adapts_by_rows_of_a_store(tmp_path, redis_url):
     features = [FeatureConfig(name, TableConfig(name, 3, initializer=NORMAL)) for name in ("user", "item")]
     collection = EmbeddingCollection(features, optimizer=optimizers.SGD(0.1))

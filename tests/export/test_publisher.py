@@ -138,6 +138,7 @@ def test_each_delta_makes_the_answers_of_an_export_to_the_last_bit(model, tmp_pa
             np.testing.assert_array_equal(value, expected(model)[name], name)
 
 
+@pytest.mark.shown_by(case="int8")
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_server_with_rows_of_few_bits_reads_what_an_export_of_them_does(model, tmp_path, dtype):
     train(model, 0)

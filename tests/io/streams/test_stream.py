@@ -189,6 +189,7 @@ def train(
     return [*map(np.asarray, model.get_weights()), model(probe).numpy()]
 
 
+@pytest.mark.shown_by(case="2")
 @pytest.mark.parametrize("depth", [0, 2])
 def test_killed_and_resumed_equals_uninterrupted(depth: int, tmp_path: Path) -> None:
     rows = events(200)
