@@ -117,8 +117,8 @@ def name_missing_extras() -> None:
         sys.meta_path.append(_LastFinder())
 
 
-def import_for(store: str, package: str) -> ModuleType:
-    """Import a package of the extra ``stores``.
+def import_for(store: str, package: str, extra: str = "stores") -> ModuleType:
+    """Import a package of an extra.
 
     Raises:
       ConfigError: The package isn't installed, or doesn't load.
@@ -126,7 +126,7 @@ def import_for(store: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise ConfigError(f"{store} needs {package} ({error}): pip install 'gmeta[stores]'") from error
+        raise ConfigError(f"{store} needs {package} ({error}): pip install 'gmeta[{extra}]'") from error
 
 
 OLD_MODULES = {

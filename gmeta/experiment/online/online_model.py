@@ -175,7 +175,6 @@ class OnlineConfig:
         return replace(self, columns=columns, features=features, users=users)
 
 
-@tf.keras.saving.register_keras_serializable("gmeta")
 class OnlineModel(DCN):
     r"""DCN-v2 on the raw columns of a stream: ids of any range, texts by their hashes, and numbers.
 

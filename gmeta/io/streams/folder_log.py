@@ -3,7 +3,8 @@
 Each folder is one partition. Its files, at any depth, are read in the order of their paths within it, so a
 producer gives each new file a name after all earlier ones, such as ``2024-05-01/13-00.parquet``, and moves it
 into place when it is complete. Names that begin with ``.`` or ``_``, and those that end with ``.tmp`` or
-``.crc``, are ignored. The place in a partition is a file's name and the number of its rows that are read.
+``.crc``, are ignored. The place in a partition is a file's name and the number of its rows that are read. A
+file of which all rows are read may be deleted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _LINES = {".json", ".jsonl", ".ndjson"}
 _TFRECORD = {".tfrecord", ".tfrecords"}
 _HIDDEN = (".tmp", ".crc", ".inprogress", ".partial")
 _AT_ONCE = 8192  # rows
-_ALL = 1 << 62
+_ALL = 1 << 62  # in place of a number of rows: the whole file
 
 
 class _Name(NamedTuple):
@@ -189,9 +190,11 @@ class FolderReader:
             )
         try:
             read = self._read_parquet if _read_name(path).ending == ".parquet" else self._read_values
-            for first, batch, numbers in read(path, done):
-                if batch.num_rows:
-                    yield Rows(batch, None, functools.partial(_place, name, first, numbers))
+            parts = ((first, batch, numbers) for first, batch, numbers in read(path, done) if len(numbers))
+            part = next(parts, None)
+            while part is not None:
+                (first, batch, numbers), part = part, next(parts, None)
+                yield Rows(batch, None, functools.partial(_place, name, first, numbers, part is None))
         except (OSError, EOFError, pa.ArrowException, tf.errors.OpError) as error:
             raise DataError(
                 f"can't be read: {first_line(error)}",
@@ -245,8 +248,10 @@ def _open_parquet(path: str) -> pa.parquet.ParquetFile:
         return pa.parquet.ParquetFile(pa.BufferReader(file.read()))
 
 
-def _place(name: str, first: int, numbers: Ints, rows: int) -> list[Any]:
+def _place(name: str, first: int, numbers: Ints, last: bool, rows: int) -> list[Any]:
     """Return the place after some sound rows, which have these numbers, counted from row ``first`` on."""
+    if last and rows == len(numbers):
+        return [name, _ALL]
     return [name, first + (int(numbers[rows - 1]) + 1 if rows else 0)]
 
 

@@ -99,7 +99,7 @@ class Lane:
     ) -> None:
         self.side, self.part, self.reader, self.place = side, part, reader, place
         self.key = _NONE if key is None else key
-        self._floor = self.key  # no later row has a smaller key
+        self.floor = self.key  # the least key that a row which isn't read yet can have
         self._times = times
         self._held: deque[_Held] = deque()
         self._size = 0
@@ -109,16 +109,11 @@ class Lane:
         """Read what is available."""
         while self._size < _AT_ONCE and (rows := self.reader.read()) is not None:
             times = self._times(rows)
-            keys = np.maximum.accumulate(np.maximum(times, self._floor))
+            keys = np.maximum.accumulate(np.maximum(times, self.floor))
             self._held.append(_Held(rows, times, keys))
             self._size += len(keys)
-            self._floor = int(keys[-1])
+            self.floor = int(keys[-1])
             self._last = time.monotonic()
-
-    @property
-    def floor(self) -> int:
-        """The least key that a row which isn't read yet can have."""
-        return self._floor
 
     def has_ended(self, idle: float | None) -> bool:
         """Return whether the end of the partition was reached, ``idle`` seconds ago or more."""

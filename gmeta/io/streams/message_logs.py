@@ -6,33 +6,24 @@ write access, and any number of jobs read the same topic.
 
 from __future__ import annotations
 
-import importlib
 import json
 import urllib.parse
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from gmeta.core.errors import ConfigError, DataError, StoreUnavailableError
+from gmeta.core.imports import import_for
 from gmeta.io.streams.records import Columns, Format, Ints, Rows, StreamCounts, infer_columns, parse
 
 _AT_ONCE = 4096  # messages
 _GONE = "keep messages longer (retention.ms), or start again without the checkpoint's position"
 _ANEW = "the topic was made anew: start again without the checkpoint's position"
 _FIRST_WAIT = 30.0  # seconds for a broker to answer
-
-
-def _import(scheme: str, package: str, distribution: str) -> ModuleType:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(
-            f"{scheme}:// needs {distribution} ({error}): pip install 'gmeta[online]'"
-        ) from error
 
 
 def _rows(
@@ -84,7 +75,7 @@ class KafkaLog:
 
     def consumer(self) -> Any:
         """Return a consumer that never commits."""
-        library = _import("kafka", "confluent_kafka", "confluent-kafka")
+        library = import_for("kafka://", "confluent_kafka", "online")
         return library.Consumer(
             {
                 "bootstrap.servers": self.servers,
@@ -107,7 +98,7 @@ class KafkaLog:
           StoreUnavailableError: No broker answers.
           DataError: There is no such topic.
         """
-        library, consumer = _import("kafka", "confluent_kafka", "confluent-kafka"), self.consumer()
+        library, consumer = import_for("kafka://", "confluent_kafka", "online"), self.consumer()
         try:
             found = consumer.list_topics(self.topic, timeout=_FIRST_WAIT).topics[self.topic]
         except library.KafkaException as error:
@@ -155,7 +146,7 @@ class KafkaReader:
         *,
         first: bool = False,
     ) -> None:
-        library = self._library = _import("kafka", "confluent_kafka", "confluent-kafka")
+        library = self._library = import_for("kafka://", "confluent_kafka", "online")
         self._log, self._where = log, f"{log.name}[{partition}]"
         self._columns, self._form, self._counts = columns, form, counts
         self._consumer = log.consumer()
@@ -242,7 +233,7 @@ class RedisLog:
     An entry is an object in the field ``value``, or else its fields are the columns.
 
     Attributes:
-      server: ``host:port``.
+      server: ``host:port``, with ``user:password@`` before it if need be.
       keys: The streams.
       latest: Whether a new reader begins at the end, not at the beginning.
     """
@@ -255,11 +246,11 @@ class RedisLog:
     @property
     def name(self) -> str:
         """The log, for messages."""
-        return f"redis://{self.server}/{','.join(self.keys)}"
+        return f"redis://{_address(self.server)}/{','.join(self.keys)}"
 
     def connect(self) -> Any:
         """Return a connection."""
-        return _import("redis", "redis", "redis").Redis.from_url(f"redis://{self.server}")
+        return import_for("redis://", "redis", "online").Redis.from_url(f"redis://{self.server}")
 
     def partitions(self) -> Sequence[str]:
         """Return the names of the streams."""
@@ -294,8 +285,9 @@ class RedisReader:
         form: Format | None,
         counts: StreamCounts | None,
     ) -> None:
-        self._library = _import("redis", "redis", "redis")
-        self._where, self._key, self._server = f"redis://{log.server}/{key}", key, log.connect()
+        self._library = import_for("redis://", "redis", "online")
+        self._where, self._key = f"redis://{_address(log.server)}/{key}", key
+        self._server = log.connect()
         self._columns, self._form, self._counts = columns, form, counts
         self.at_end = False
         self._last, self._read = ("0-0", 0) if place is None else (str(place[0]), int(place[1]))
@@ -355,28 +347,24 @@ class RedisReader:
         )
         return rows if rows.batch.num_rows else self.read()
 
-    def _reached(self) -> Any:
-        return _Reached(self._library, self._where)
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        """Raise errors of a connection as errors of gmeta."""
+        try:
+            yield
+        except self._library.RedisError as error:
+            raise StoreUnavailableError(
+                f"{self._where}: {error}; check the address, and that Redis answers there"
+            ) from error
 
     def close(self) -> None:
         """Close the connection."""
         self._server.close()
 
 
-class _Reached:
-    """Raises errors of a connection as errors of gmeta."""
-
-    def __init__(self, library: ModuleType, where: str) -> None:
-        self._library, self._where = library, where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, self._library.RedisError):
-            raise StoreUnavailableError(
-                f"{self._where}: {error}; check the address, and that Redis answers there"
-            ) from error
+def _address(server: str) -> str:
+    """Return a server's address without user and password."""
+    return server.rpartition("@")[2]
 
 
 def _value(fields: Mapping[bytes, bytes], columns: Columns) -> bytes:

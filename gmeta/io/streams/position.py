@@ -17,7 +17,7 @@ from gmeta.core import collectives
 from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.core.position import Position, int64_variable
-from gmeta.io.streams.merge import Lane, Merge, place_of
+from gmeta.io.streams.merge import Lane, Merge, Merged, place_of
 from gmeta.io.streams.records import arrow_schema, concat, tensors
 from gmeta.io.streams.sources import Described
 
@@ -137,6 +137,7 @@ class StreamReader:
         self._merge: Merge | None = None
         self._places: dict[str, Any] | None = None  # when nothing is open; None: nothing was read yet
         self._join: Any = None
+        self._broken = False  # whether the join has failed
         self._queue: deque[pa.RecordBatch] = deque()  # examples that no batch has yet
         self._queued = 0
         self._given: deque[pa.RecordBatch] = deque()  # examples of batches that aren't trained yet
@@ -221,11 +222,18 @@ class StreamReader:
         while self._given and self._since < step:
             self._given.popleft()
             self._since += 1
-        self._since = max(self._since, step) if not self._given else self._since
+        if not self._given:
+            self._since = step
 
     def _begin(self) -> None:
         """Go on after the last trained batch: from memory, or else from the position's variables."""
         saved = b"" if self._position is None else self._position.saved.numpy().tobytes()
+        if self._broken and self._position is not None and saved == self._known:
+            raise GmetaError(
+                "a join of streams failed before, and rows that it had read would be lost: restore the model "
+                "from its last checkpoint"
+            )
+        self._broken = False
         if self._position is None or self._places is None or saved != self._known:
             self._load(saved)
             self._known = saved
@@ -304,10 +312,9 @@ class StreamReader:
             if self.stopped:
                 self._over, self.stopped = True, False
                 return None
-            assert self._merge is not None
-            merged = self._merge.read()
+            merged = self._read()
             if merged is None:
-                if self._stream.follow or not self._merge.at_end:
+                if self._stream.follow or self._merge is None or not self._merge.at_end:
                     return None
                 self._over = True
                 if not self._remainder or not self._queued:
@@ -320,9 +327,11 @@ class StreamReader:
                 own = pa.schema([*rows.schema, pa.field(self._event_time, pa.int64())])
                 rows = pa.RecordBatch.from_arrays([*rows.columns, times], schema=own)
             if self._join is not None:
+                self._broken = True  # unless it ends without an error
                 rows = self._join.push(
                     merged.keys, merged.times, merged.sides, merged.parts, rows, merged.batches[1]
                 )
+                self._broken = False
             for source, batch in zip(self._stream.sources, merged.batches, strict=True):
                 source.counts.rows += batch.num_rows
             if rows.num_rows:
@@ -335,6 +344,17 @@ class StreamReader:
             return batch
         share = np.arange(batch.num_rows) % self.shares.total
         return batch.filter(pa.array(self._own(share)))
+
+    def _read(self) -> Merged | None:
+        """Read merged rows. After an error, the next iteration reads again from the last returned row."""
+        assert self._merge is not None
+        try:
+            return self._merge.read()
+        except BaseException:
+            self._places = self._merge.places()
+            self._merge.close()
+            self._merge = None
+            raise
 
     def _cut(self, rows: int) -> pa.RecordBatch:
         taken, left = [], rows

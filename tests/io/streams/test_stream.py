@@ -133,6 +133,39 @@ def test_bad_rows_and_files_are_named(tmp_path: Path) -> None:
         times(skipping.batches(4))
 
 
+def test_after_an_error_no_row_is_passed_over(tmp_path: Path) -> None:
+    good, rows = [json.dumps(row) for row in events(30)], [*range(30)]
+    put(tmp_path, "1.jsonl", events(10))
+    (tmp_path / "2.jsonl").write_text("\n".join([*good[10:15], "damaged", *good[16:]]))
+    position = StreamPosition()
+    data = stream(tmp_path, columns=COLUMNS, time="ts", follow=False).batches(5, start=position)
+    found: list[int] = []
+
+    def train() -> None:
+        for batch in data:
+            found.extend(batch["ts"].numpy().tolist())
+            position.trained()
+
+    with pytest.raises(DataError, match=r"2\.jsonl: row 6"), data_errors():
+        train()
+    (tmp_path / "2.jsonl").write_text("\n".join(good[10:]))
+    train()
+    assert found == rows
+
+
+def test_a_file_that_is_read_may_be_deleted(tmp_path: Path) -> None:
+    put(tmp_path, "1.jsonl", events(10))
+    position = StreamPosition()
+    described = stream(tmp_path, columns=COLUMNS, time="ts", follow=False)
+    for _ in described.batches(5, start=position):
+        position.trained()
+    state, later = position.state(), StreamPosition()
+    (tmp_path / "1.jsonl").unlink()
+    put(tmp_path, "2.jsonl", events(5, first=10))
+    later.restore(state)
+    assert times(described.batches(5, start=later)) == [[10, 11, 12, 13, 14]]
+
+
 def test_a_file_that_comes_too_late_is_an_error(tmp_path: Path) -> None:
     put(tmp_path, "2.jsonl", events(8))
     data = iter(stream(tmp_path, columns=COLUMNS, time="ts", poll="0.01s").batches(8, start=StreamPosition()))
