@@ -306,7 +306,7 @@ _OPTIONS = (
         "followed",
         metavar="SOURCE",
         help="Train on a stream instead, until stopped: a folder that grows, kafka://host:port/topic or "
-        "redis://host:port/stream. Settings by --set: label, time, and those of docs/online.md.",
+        "redis://host:port/stream. Settings by --set: label, time, and those of docs/streams.md.",
     ),
     click.option(
         "--publish",

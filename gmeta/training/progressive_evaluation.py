@@ -56,7 +56,7 @@ class ProgressiveEvaluation(StepCallback):
       times: The column, or a function, of event times in microseconds, int64, for windows of a duration.
       corrects: The column, or a function, of whether a sample corrects an earlier one.
       output: The output to evaluate, of a model with several.
-      logits: Whether outputs are logits. None: as the loss says (``from_logits``).
+      logits: Whether outputs are logits. None: taken from the loss (``from_logits``).
       positive: The least positive label.
       max_rows: The most samples of a window.
       guard: Rules by which training ends. All ranks decide the same.

@@ -216,7 +216,7 @@ def main(run: Path, events: int, seconds: int) -> None:
     for name in ("events", "training", "online"):
         shutil.rmtree(run / name, ignore_errors=True)
     append(log, run / "events", 0, 0, MINUTES_OF_DAY)
-    print(f"{len(log.columns['ts']):,} events in three days, of which the first is there", flush=True)
+    print(f"{len(log.columns['ts']):,} events in three days; the first is written", flush=True)
     edges = np.linspace(MINUTES_OF_DAY, log.minutes, seconds + 1).astype(int).tolist()
     training = Training(run)
     try:

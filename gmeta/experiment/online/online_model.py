@@ -65,7 +65,7 @@ class OnlineConfig:
       idle: As for `gmeta.io.stream`.
       outcomes: The log that has the labels; None: the stream has them.
       features: The columns that the model reads; None: all but the label, times, and the outcomes' key.
-      users: The column of users, for GAUC; None: the first of user, user_id, userid and uid that is there.
+      users: The column of users, for GAUC; None: the first of user, user_id, userid and uid that exists.
       batch_size: Rows of a step on each rank.
       dim: The width of ids' vectors.
       hidden: The units of the perceptron's layers.

@@ -152,7 +152,7 @@ class Journal:
         Args:
           segment: The segment.
           words: Its events, as `write_events` takes them; None: the journal has the file.
-          folder: The folder; the file is kept if it is there already.
+          folder: The folder; an existing file is kept.
 
         Raises:
           DataError: Without a journal, the file would have other bytes than before.
