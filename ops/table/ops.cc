@@ -327,9 +327,9 @@ REGISTER_OP("GmetaHashTableEvict")
       return absl::OkStatus();
     });
 
-// Notes a step in a record of steps and their times, both (n, 2), by a clock's seconds. `lifetime` and
-// `every` are microseconds. `before` is
-// the step below which rows have expired, and `turns` the turns that have come (core/step_times.h).
+// Notes a step in a record of steps and their times, both (n, 2), by a clock's seconds. `lifetime`
+// and `every` are microseconds. `before` is the step below which rows have expired, and `turns` the
+// turns that have come (core/step_times.h).
 REGISTER_OP("GmetaNoteStepTime")
     .Input("pairs: int64")
     .Input("step: int64")

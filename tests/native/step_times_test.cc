@@ -1,4 +1,4 @@
-// The times of steps against the full list of them: what has expired, the bound on pairs, and turns.
+// The times of steps against the full list of them: what has expired, the bound, and the turns.
 
 #include "ops/table/core/step_times.h"
 

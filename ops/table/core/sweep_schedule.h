@@ -40,7 +40,7 @@ class SweepSchedule {
 
 constexpr int64_t kTurns = 64;
 
-// Whether a shard's turn is one of `turns`, one bit each. A table has 1, 2, 4, ... or kTurns shards.
+// Whether a shard's turn is one of `turns`, a bit each. A table has 1, 2, 4, ... or kTurns shards.
 inline bool IsTurnOf(size_t shard, size_t shards, uint64_t turns) {
   return (turns >> (shard * (kTurns / shards)) & 1) != 0;
 }

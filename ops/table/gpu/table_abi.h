@@ -146,7 +146,8 @@ GMETA_CUDA_API int gmeta_gpu_table_contains(gmeta_gpu_table* table, const int64_
 GMETA_CUDA_API int gmeta_gpu_table_remove(gmeta_gpu_table* table, const int64_t* keys, int64_t n,
                                           int64_t* removed, void* stream);
 
-// Evicts as of step `at` (-1: the table's own), in the shards whose turn `turns` has (step_times.h).
+// Evicts as of step `at` (-1: the table's own), in the shards whose turn `turns` has
+// (step_times.h).
 GMETA_CUDA_API int gmeta_gpu_table_evict(gmeta_gpu_table* table, int64_t at, uint64_t turns,
                                          int64_t* evicted, void* stream);
 

@@ -313,7 +313,7 @@ class Table {
         .Reserve(rows - held + shards_.size() * ChunkArena::kBlockRows);
   }
 
-  // Evicts now, as of step `at` (-1: its own), in shards whose turn `turns` has. Returns the number.
+  // Evicts now, as of step `at` (-1: its own), in the shards of `turns`. Returns the number.
   template <class ParallelFor>
   uint64_t Evict(const ParallelFor& parallel_for, int64_t at = -1, uint64_t turns = ~uint64_t{0}) {
     std::shared_lock<std::shared_mutex> lock(snapshot_);
