@@ -3,7 +3,7 @@
 - `sharded` saves and loads; `callback`, `backup` and `resumed_fit` do so around `fit`.
 - `store`, `chain`, `manifest`, `contents` and `lock`: a folder of checkpoints on disk, and its contents.
 - `table_part`, `table_load` and `record_file`: a rank's part of a table.
-- `dense_weights`: all other weights; `rank_group`: the ranks that save and load together.
+- `dense_weights`: all other weights.
 - `table_export`, `table_import`, `table_description` and `column_files`: tables as columns.
 
 Each name is imported on first use.

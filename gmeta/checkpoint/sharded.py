@@ -53,9 +53,9 @@ from typing import Any
 from gmeta.checkpoint import lock as folders
 from gmeta.checkpoint.chain import CheckpointReader, crc32_of
 from gmeta.checkpoint.manifest import FULL, INCREMENT, Manifest, OtherFile, TableEntry
-from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.table_load import TableLoader
 from gmeta.checkpoint.table_part import Baseline, baselines, save_table
+from gmeta.core.collectives.rank_group import Gather, Ranks
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import write_atomically
 from gmeta.core.shares import owned_shards

@@ -15,9 +15,9 @@ from gmeta.checkpoint import lock as folders
 from gmeta.checkpoint import lock as locks
 from gmeta.checkpoint.chain import Link, read_links
 from gmeta.checkpoint.manifest import FILE_NAME, Manifest
-from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.sharded import CheckpointInfo, Tables, load, save
 from gmeta.core.collectives.elastic import after_save
+from gmeta.core.collectives.rank_group import Gather, Ranks
 from gmeta.core.errors import ConfigError, DataError
 
 _NAME = re.compile(r"step-(\d{12})")

@@ -16,9 +16,9 @@ import numpy as np
 from gmeta.checkpoint.chain import Columns
 from gmeta.checkpoint.column_files import check_target, open_source, size_of, write_table
 from gmeta.checkpoint.contents import TableExport, export_saved_table
-from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.table_description import Format, TableDescription
 from gmeta.checkpoint.table_part import export_ranges, layout, refuse_foreign
+from gmeta.core.collectives.rank_group import Gather, Ranks
 from gmeta.core.errors import ConfigError
 from gmeta.core.files import explain_write_errors, resumable_folder
 from gmeta.core.merged_tables import NamedTable, find_table

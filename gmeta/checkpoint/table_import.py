@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from gmeta.checkpoint.chain import Columns
 from gmeta.checkpoint.column_files import ColumnSource, Piece, open_source
-from gmeta.checkpoint.rank_group import Gather, Ranks
 from gmeta.checkpoint.table_description import VOCABULARY, TableDescription
 from gmeta.checkpoint.table_part import export_ranges
+from gmeta.core.collectives.rank_group import Gather, Ranks
 from gmeta.core.errors import ConfigError, DataError, rows_not_finite
 from gmeta.core.merged_tables import NamedTable, find_table, fold_numbers
 from gmeta.core.shares import LOGICAL_SHARDS

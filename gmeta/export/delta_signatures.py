@@ -23,7 +23,7 @@ from gmeta.core.row_formats import RowDtype
 from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, SIZE, VERSION, Layout
 from gmeta.export.signature import Signature
 from gmeta.ops import HashTable
-from gmeta.ops.table.portable_tables import LiveTable, PortableTables
+from gmeta.ops.table.portable_tables import LiveTable, PortableTables, own_rows
 from gmeta.ops.table.restored_rows import tables_by_name
 
 
@@ -33,16 +33,24 @@ class Updates:
     Args:
       layout: The stream's layout, of the same model.
       version: The version of the exported model; the first delta that it takes updates this one.
+      gathered: Table -> its (n,) keys and (n, dim) rows, where its process doesn't have all of them; what is
+        exported is forgotten.
     """
 
-    def __init__(self, layout: Layout, version: int) -> None:
-        self._layout, self._version = layout, version
+    def __init__(
+        self, layout: Layout, version: int, gathered: dict[str, tuple[Any, Any]] | None = None
+    ) -> None:
+        self._layout, self._version, self._gathered = layout, version, gathered or {}
         self.resources: list[Any] = []  # the exported object must keep these
 
     @property
     def rows(self) -> RowDtype:
         """The dtype of the rows in the deltas."""
         return self._layout.rows
+
+    def rows_of(self, table: HashTable) -> tuple[Any, Any]:
+        """Return the keys and rows of a table that are exported."""
+        return self._gathered.pop(table.name) if table.name in self._gathered else own_rows(table)
 
     def signatures(
         self, model: tf.keras.Model, copies: PortableTables, read: Sequence[tf.Variable]

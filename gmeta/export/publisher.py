@@ -22,6 +22,9 @@ training has read or updated since then, and those of that same step. Removed id
 journals. Checkpoints empty these too, so each side reads a journal before the other empties it. Files appear
 whole or not at all, and deltas in the order of their versions; the next delta includes what couldn't be
 published.
+
+On several ranks, each rank finds the changes of its own rows, and rank 0 receives and writes all of them
+(`gmeta.export.table_changes`). The clock of rank 0 decides what is due, and all ranks raise an error of one.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,9 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
+from gmeta.core.collectives.place import as_one_rank
+from gmeta.core.collectives.rank_group import Ranks
+from gmeta.core.errors import CollectiveError, ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import (
     explain_write_errors,
     lock_file,
@@ -53,9 +58,8 @@ from gmeta.core.files import (
 )
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.core.settings import parse_duration
-from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.core.step import StepCallback
-from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables, tables_of
+from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables
 from gmeta.export.external_rows import external_names
 from gmeta.export.model_deltas import (
     DELTAS,
@@ -71,13 +75,19 @@ from gmeta.export.model_deltas import (
     rows_in,
     save_external,
 )
-from gmeta.export.saved_model import Exported, export_model
-from gmeta.ops import HashTable
+from gmeta.export.saved_model import export_model
+from gmeta.export.table_changes import (
+    Changes,
+    changes_on_first,
+    no_changes,
+    rows_on_first,
+    tables_on_first,
+)
 
 _LOCK = ".lock"
 _SHARDS_AT_A_TIME = 16
-_BYTES_OF_ROWS = 64 << 20
-"""About how many bytes of rows a delta of all rows has, and how many are in memory at once."""
+_ASK_MOST = 8
+"""The most batches between two looks of several ranks at the clock of rank 0."""
 _NO_IDS: Ints = np.empty(0, np.int64)
 
 
@@ -105,14 +115,16 @@ class Published:
 class Publisher(StepCallback):
     """Keras callback that publishes what training changes, for running servers.
 
-    It requires training in one process; it can't make deltas of tables that are divided among ranks.
+    On several ranks, all ranks make it and call its methods together. Rank 0 writes the files, so only it
+    needs the folder, and memory for a delta, or for a SavedModel, of all rows.
 
     Args:
       model: The model. Its exported graph may not hold values computed at export, as the graphs of next-item
         models do, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
       folder: Where to publish. An existing folder of the same model is continued with a new SavedModel,
         written at the end of the first batch. One publisher at a time may use it; ``close()`` releases it.
-      every: The time between two deltas, such as ``"60s"``; they are made at the ends of batches.
+      every: The time between two deltas, such as ``"60s"``; they are made at the ends of batches, and by
+        `publish_due`.
       dense_every: The time between two deltas with dense weights; the end of `fit` publishes them as well.
       base_every: The time between two SavedModels. The one before the last is deleted, with the deltas that
         only it needs.
@@ -128,8 +140,8 @@ class Publisher(StepCallback):
         are published. 0 before the first one.
 
     Raises:
-      ConfigError: A time or ``dtype`` is invalid; there are several ranks; the folder belongs to another
-        model, or has rows of another dtype; or as for `export_model`.
+      ConfigError: A time or ``dtype`` is invalid; the folder belongs to another model, or has rows of another
+        dtype; or as for `export_model`.
       GmetaError: Another publisher uses the folder, or it can't be written.
 
     Example:
@@ -152,43 +164,41 @@ class Publisher(StepCallback):
         export: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        if collectives.world().size > 1:
-            raise ConfigError("a Publisher needs all rows in its process, and there are several ranks")
         self._published = model
+        self._ranks = Ranks.of()
         self.folder = Path(folder)
-        self.limit = journal
-        self._every = parse_duration(every, "every")
-        self._dense_every = parse_duration(dense_every, "dense_every")
-        self._base_every = parse_duration(base_every, "base_every")
+        self._period = {
+            "delta": parse_duration(every, "every"),
+            "dense": parse_duration(dense_every, "dense_every"),
+            "base": parse_duration(base_every, "base_every"),
+        }
         self._export = dict(export or {})
         if "dtype" in self._export:
             raise ConfigError("export has 'dtype', which deltas need too: give Publisher(..., dtype=...)")
         self._dtype: RowDtype = RowFormat(dtype, 1).dtype
-        self._has_base = False  # made in this process, and no removal was missed since
-        self._since: dict[str, int] = {}  # table -> its step at the last publication
-        self._removed: dict[str, list[Ints]] = {}  # keys that its journal has returned since then
-        self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers already have
-        self._own_journals: set[str] = set()  # tables whose journal this publisher started, not a checkpoint
+        self._changes = Changes(model, self._ranks, journal, self._dtype)
         self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
+        self._behind = {*self._times}  # what doesn't include the last batches
+        self._asked, self._batches, self._ask_after = time.monotonic(), 0, 1
         self.listeners: list[Callable[[Published | None], Any]] = []
         self.covered = 0.0
+        lock = ExitStack()
+        self.close = weakref.finalize(self, lock.close)
+        self._version = self._ranks.from_first(lambda: self._claim(lock))
+
+    def _claim(self, lock: ExitStack) -> int:
+        """Lock the folder, and return its last version."""
         with explain_write_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        lock = ExitStack()
         refusal = f"{self.folder} is used by another Publisher: close() it, or end its process"
         lock.enter_context(lock_file(self.folder / _LOCK, refusal))
-        self.close = weakref.finalize(self, lock.close)
         for part in (self.folder, self.folder / MODEL, self.folder / DELTAS, self.folder / ROWS):
             remove_unfinished(part)
-        self._version = max([0, *models_in(self.folder), *deltas_in(self.folder), *rows_in(self.folder)])
-
-    @cached_property
-    def _tables(self) -> list[HashTable]:
-        return tables_of(self._published)
+        return max([0, *models_in(self.folder), *deltas_in(self.folder), *rows_in(self.folder)])
 
     @cached_property
     def _layout(self) -> Layout:
-        """The stream's layout; the model is built before the first publication."""
+        """The stream's layout, on rank 0; the model is built before the first publication."""
         file = self.folder / STREAM
         if not file.exists():
             layout = layout_of(self._published, uuid.uuid4().hex, self._dtype)
@@ -225,41 +235,65 @@ class Publisher(StepCallback):
         return self._publish_delta(dense, empty=False) if self._continues() else self.publish_base()
 
     def _continues(self) -> bool:
-        """Return whether a delta can continue the last version."""
-        return self._has_base and all(bool(table.journal_whole()) for table in self._tables)
+        """Return whether a delta can continue the last version, on all ranks."""
+        found = collectives.allgather_objects((self._changes.can_continue(), self._version))
+        self._version = found[0][1]
+        return all(each for each, _ in found)
+
+    def _merge_averages(self) -> None:
+        """Give all ranks the same moving averages, as before a checkpoint."""
+        merge = getattr(self._published, "merge_moving_averages", None)
+        if merge is not None:
+            merge()
 
     def _publish_delta(self, dense: bool, *, empty: bool) -> Published | None:
         start, now = time.perf_counter(), time.time()
-        steps = {table.name: int(table.step()) for table in self._tables}
-        found = {table.name: self._changes(table) for table in self._tables}
-        tables = {
-            name: _own(named, found[named.physical]) for name, named in named_tables(self._published).items()
-        }
+        if dense:
+            self._merge_averages()
+        with self._ranks.together():
+            _check_weights(self._published if dense else None)
+            found = self._changes.find()
+        tables = changes_on_first(found.by_user)
+        written = self._ranks.from_first(lambda: self._write_delta(tables, dense, empty))
+        if written is None:
+            self._note("delta")
+            return self._done(now, None)
+        version, path, rows, removed, size = written
+        try:
+            with self._ranks.together():
+                self._changes.published(found)
+        except BaseException:
+            self._version, self._changes.whole = version, False
+            raise
+        self._version = version
+        self._note("delta", *(["dense"] if dense else []))
+        seconds = time.perf_counter() - start
+        return self._done(now, Published(version, Path(path), rows, removed, size, seconds))
+
+    def _write_delta(
+        self, tables: Mapping[str, TableChange], dense: bool, empty: bool
+    ) -> tuple[int, str, int, int, int] | None:
+        """Write a delta; return its version, path, rows, removed ids and bytes. None: nothing has changed."""
+        layout = self._layout
         weights = {
             name: variable.numpy() for name, variable in dense_weights(self._published).items() if dense
         }
-        delta = Delta(self._version, self._version + 1, self._pack(tables), weights)
+        delta = Delta(self._version, self._version + 1, tables, weights)
         rows, removed = (
             sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
         )
         if not rows + removed + len(weights) and not empty:
-            return self._done(now, None)
-        _check_weights(self._published if dense else None)
+            return None
         path = self.folder / DELTAS / f"{delta.version:012d}.delta"
-        data = delta.encode(self._layout)
+        data = delta.encode(layout)
         try:
             with explain_write_errors(path):
                 write_atomically(path, data)
-            self._version = delta.version
-            for table in self._tables:
-                self._was_published(table, steps[table.name], found[table.name])
         except BaseException:
             if path.exists():  # whose contents are unknown
-                self._version, self._has_base = delta.version, False
+                self._version, self._changes.whole = delta.version, False
             raise
-        self._note("delta", *(["dense"] if dense else []))
-        seconds = time.perf_counter() - start
-        return self._done(now, Published(delta.version, path, rows, removed, len(data), seconds))
+        return delta.version, str(path), rows, removed, len(data)
 
     def publish_base(self) -> Published:
         """Publish a SavedModel, which servers load as a new version.
@@ -270,63 +304,69 @@ class Publisher(StepCallback):
         """
         start, now = time.perf_counter(), time.time()
         external = external_names(self._published, self._export.get("external", ()))
-        if external and self._continues():
+        continues = self._continues()
+        if external and continues:
             self._publish_delta(dense=True, empty=True)
             version = self._version
         else:
-            version = max([self._version, *rows_in(self.folder)]) + 1
-        for table in self._tables:  # before rows are read, so that no later removal is missed
-            self._start(table)
-        steps = {table.name: int(table.step()) for table in self._tables}
+            version = self._ranks.from_first(lambda: max([self._version, *rows_in(self.folder)]) + 1)
+        self._merge_averages()
+        with self._ranks.together():
+            steps = self._changes.start()  # before rows are read, so that no later removal is missed
         rows = self._publish_rows(version, external) if external else 0
-        exported: Exported = export_model(
-            self._published,
-            self.folder / MODEL / str(version),
-            updates=Updates(self._layout, version),
-            dtype=self._dtype,
-            **self._export,
-        )
-        for table in self._tables:
-            self._since[table.name], self._removed[table.name] = steps[table.name], []
-            self._absent[table.name] = _NO_IDS
-        self._version, self._has_base = version, True
+        named = named_tables(self._published)
+        left = {named[name].physical for name in external}
+        inside = [table for table in self._changes.tables if table.name not in left]
+        gathered = tables_on_first(inside, self._ranks) if self._ranks.size > 1 else {}
+        folder = self.folder / MODEL / str(version)
+        rows += self._ranks.from_first(lambda: self._write_model(folder, version, gathered))
+        self._changes.all_published(steps)
+        self._version = version
         self._note("delta", "dense", "base")
-        self._clean()
-        seconds = time.perf_counter() - start
-        done = Published(version, exported.folder, exported.rows + rows, 0, 0, seconds)
+        self._ranks.from_first(self._clean)
+        done = Published(version, folder, rows, 0, 0, time.perf_counter() - start)
         self._done(now, done)
         return done
+
+    def _write_model(self, folder: Path, version: int, gathered: dict[str, tuple[Any, Any]]) -> int:
+        """Write a SavedModel of all ranks' rows; return their number."""
+        with as_one_rank():
+            return export_model(
+                self._published,
+                folder,
+                updates=Updates(self._layout, version, gathered),
+                dtype=self._dtype,
+                **self._export,
+            ).rows
 
     def _publish_rows(self, version: int, external: Mapping[str, str]) -> int:
         """Write all rows of external tables, as deltas from 0 to 1, from 1 to 2, ...; return their number."""
         named = named_tables(self._published)
-        empty = {
-            name: TableChange(_NO_IDS, np.empty((0, dim), np.float32), _NO_IDS)
-            for name, dim in self._layout.tables.items()
-        }
+        physical = {named[name].physical for name in external}
+        tables = self._changes.tables
+        empty = self._changes.by_user({table.name: no_changes(table) for table in tables})
         number = rows = 0
-        with stage_folder(self.folder / ROWS / str(version)) as staging:
-            save_external(staging, external)
-            for table in self._tables:
-                own = {name: named[name] for name in external if named[name].physical == table.name}
-                bytes_of_shard = 1 + int(table.size()) * 4 * table.dim // LOGICAL_SHARDS
-                shards = min(max(1, _BYTES_OF_ROWS // bytes_of_shard), LOGICAL_SHARDS)
-                for first in range(0, LOGICAL_SHARDS if own else 0, shards):
-                    part = table.export_shards(first, min(first + shards, LOGICAL_SHARDS))
-                    change = TableChange(np.asarray(part.keys), np.asarray(part.rows), _NO_IDS)
-                    found = {name: _own(each, change) for name, each in own.items()}
-                    delta = Delta(number, number + 1, self._pack({**empty, **found}), {})
-                    number, rows = number + 1, rows + len(change.ids)
-                    write_atomically(staging / f"{number:012d}.delta", delta.encode(self._layout))
-        return rows
+        with ExitStack() as stack:
+            folder = self.folder / ROWS / str(version)
 
-    def _pack(self, tables: Mapping[str, TableChange]) -> dict[str, TableChange]:
-        """Check rows, and convert them to the stream's format."""
-        _check_finite(tables)
-        return {
-            name: replace(change, rows=self._layout.format_of(name).encode(change.rows))
-            for name, change in tables.items()
-        }
+            def begin() -> str:
+                staging = stack.enter_context(stage_folder(folder))
+                save_external(staging, external)
+                return str(staging)
+
+            staging = Path(self._ranks.from_first(begin))
+            for table in tables:
+                for keys, values in rows_on_first(table, self._ranks) if table.name in physical else ():
+                    change = {table.name: TableChange(keys, values, keys[:0])}
+
+                    def write(change: Mapping[str, TableChange] = change, number: int = number) -> None:
+                        delta = Delta(number, number + 1, {**empty, **self._changes.by_user(change)}, {})
+                        write_atomically(staging / f"{number:012d}.delta", delta.encode(self._layout))
+
+                    self._ranks.from_first(write)
+                    number, rows = number + 1, rows + len(keys)
+            self._ranks.from_first(stack.close)
+        return rows
 
     def _done(self, covered: float, published: Published | None) -> Published | None:
         self.covered = covered
@@ -336,6 +376,7 @@ class Publisher(StepCallback):
 
     def _note(self, *kinds: str) -> None:
         self._times |= dict.fromkeys(kinds, time.monotonic())
+        self._behind -= {*kinds}
 
     def _clean(self) -> None:
         """Delete all SavedModels but the last two, and the rows and deltas that only earlier ones need."""
@@ -350,59 +391,39 @@ class Publisher(StepCallback):
                 with suppress(OSError):
                     path.unlink()
 
-    # The tables' changes.
-
-    def _start(self, table: HashTable) -> None:
-        """Make a table's journal record removals, unless a checkpoint already does."""
-        table.removal_readers.add(self)
-        if not bool(table.journal_whole()):
-            table.start_journal(self.limit)
-            self._own_journals.add(table.name)
-
-    def note_removals(self, table: HashTable, keys: Ints) -> None:
-        """Store removed keys that a table's journal has returned, to a checkpoint or to this publisher."""
-        if len(keys) and table.name in self._removed:
-            self._removed[table.name].append(keys)
-
-    def journal_emptied(self, table: HashTable, *, lost: bool, by_checkpoint: bool) -> None:
-        """Note that a table's journal won't return earlier keys again."""
-        if by_checkpoint:
-            self._own_journals.discard(table.name)
-        if lost:  # for example by a restore: the next publication is a SavedModel
-            self._has_base = False
-        self._absent[table.name] = _NO_IDS
-
-    def _changes(self, table: HashTable) -> TableChange:
-        """Return the rows that have changed since the last publication, by keys of the physical table."""
-        keys, rows = [], []
-        for first in range(0, LOGICAL_SHARDS, _SHARDS_AT_A_TIME):
-            part = table.export_shards(first, first + _SHARDS_AT_A_TIME, self._since[table.name])
-            keys.append(np.asarray(part.keys))
-            rows.append(np.asarray(part.rows))
-        removed = np.concatenate([_NO_IDS, *self._removed[table.name]])  # by these exports, and by others
-        gone = np.setdiff1d(removed, self._absent[table.name])
-        if len(gone):
-            gone = gone[~table.contains(tf.constant(gone)).numpy()]
-        return TableChange(np.concatenate(keys), np.concatenate(rows), gone)
-
-    def _was_published(self, table: HashTable, step: int, change: TableChange) -> None:
-        self._since[table.name], self._removed[table.name] = step, []
-        if table.name not in self._own_journals:  # the journal has these keys until the next checkpoint
-            absent = np.union1d(self._absent[table.name], change.removed)
-            self._absent[table.name] = np.setdiff1d(absent, change.ids)
-        else:
-            table.forget_removals()
-
     # Keras.
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Publish what is due; at first, a SavedModel."""
-        now = time.monotonic()
-        if not self._has_base or now - self._times["base"] >= self._base_every:
+        self._behind = {*self._times}
+        self._batches += 1
+        if self._ranks.size == 1 or self._batches >= self._ask_after:
+            self.publish_due()
+
+    def publish_due(self) -> None:
+        """Publish what the last batches make due, by the clock of rank 0, for example while no data come.
+
+        Callbacks publish at the ends of batches by this function. If a file can't be written, it warns, and
+        the next delta includes the changes.
+        """
+        now, pause = time.monotonic(), min(self._period["delta"] / 16, 1.0)
+        batches = pause * self._batches / max(now - self._asked, 1e-6)
+        wait = int(min(max(batches, 1), _ASK_MOST))
+        due, self._ask_after = collectives.broadcast_object((self._due(now), wait))
+        if due == "base":
             self._try(self.publish_base)
-        elif now - self._times["delta"] >= self._every:
-            dense = now - self._times["dense"] >= self._dense_every
-            self._try(lambda: self.publish(dense=dense))
+        elif due:
+            self._try(lambda: self.publish(dense=due == "dense"))
+        self._asked, self._batches = time.monotonic(), 0
+
+    def _due(self, now: float) -> str:
+        """Return what is due: ``"base"``, ``"dense"``, ``"delta"`` or nothing."""
+        over = {kind for kind, period in self._period.items() if now - self._times[kind] >= period}
+        if "base" in over & self._behind or not self._changes.whole:
+            return "base" if "delta" in over else ""
+        if "dense" in over & self._behind and "delta" in over:
+            return "dense"
+        return "delta" if "delta" in over & self._behind else ""
 
     def on_train_end(self, logs: Any = None) -> None:
         """Publish what has changed since the last delta."""
@@ -412,29 +433,11 @@ class Publisher(StepCallback):
         """Publish; if a file can't be written, warn, and leave the changes to the next delta."""
         try:
             publish()
-        except (ConfigError, NotFiniteError):
+        except (CollectiveError, ConfigError, NotFiniteError):
             raise
         except (GmetaError, OSError) as error:
-            self._note("delta")
+            self._times["delta"] = time.monotonic()
             warnings.warn(f"not published, the next delta has it: {error}", stacklevel=2)
-
-
-def _own(named: Any, change: TableChange) -> TableChange:
-    """Return the changes of a physical table that belong to a user's table, with that table's ids."""
-    rows = named.own({"keys": change.ids, "rows": change.rows})
-    removed = named.own({"keys": change.removed})
-    return TableChange(rows["keys"], rows["rows"], removed["keys"])
-
-
-def _check_finite(tables: Mapping[str, TableChange]) -> None:
-    for name, change in tables.items():
-        bad = ~np.isfinite(change.rows).all(axis=1)
-        if bad.any():
-            raise NotFiniteError(
-                f"table {name!r}: the rows of ids {change.ids[bad][:5].tolist()} hold NaN or infinity: "
-                "training has diverged, and nothing is published. Train with a lower rate from an earlier "
-                "checkpoint"
-            )
 
 
 def _check_weights(model: tf.keras.Model | None) -> None:

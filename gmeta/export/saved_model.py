@@ -51,7 +51,13 @@ from gmeta.layers.embedding.merge_plan import MergedTable
 from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, MetaGRM, MetaModel, NextItemModel, TwoTower
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.ops import HashTable
-from gmeta.ops.table.portable_tables import UnknownRows, initial_rows_of, no_external_rows, portable_ops
+from gmeta.ops.table.portable_tables import (
+    UnknownRows,
+    initial_rows_of,
+    no_external_rows,
+    own_rows,
+    portable_ops,
+)
 
 # Rows that an exported model reads for untrained ids.
 
@@ -208,7 +214,8 @@ def export_model(
     outside = ExternalRows(model, external, dtype, [each.name for each in features]) if external else None
     copy = no_external_rows if outside is None else outside.copy
     rows_of, live = unknown_rows(unknown, collections), updates is not None
-    with portable_ops(rows_of, live=live, dtype=dtype, external=copy) as tables:
+    rows = own_rows if updates is None else updates.rows_of
+    with portable_ops(rows_of, live=live, dtype=dtype, external=copy, rows=rows) as tables:
         if outside is not None:
             chosen = outside.split(chosen, lambda name, signature: _trace(name, signature, texts))
         traced = {name: _trace(name, signature, texts) for name, signature in chosen.items()}

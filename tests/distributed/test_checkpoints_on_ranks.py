@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta.checkpoint import rank_group as ranks
 from gmeta.checkpoint import sharded as sharded_checkpoint
 from gmeta.checkpoint.callback import ShardedCheckpoint, tables_by_name
 from gmeta.checkpoint.chain import read_links
 from gmeta.checkpoint.manifest import Manifest
 from gmeta.core import collectives
+from gmeta.core.collectives import rank_group as ranks
 from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.initializers import Normal
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig

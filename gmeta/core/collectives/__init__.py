@@ -10,6 +10,7 @@ started the process, the world is one rank, every collective is the identity, an
 - `peers`: how ranks find each other and send objects, by Horovod or by gmeta.
 - `rendezvous` and `wire`: how processes find and trust each other, and their messages.
 - `elastic`: the messages of an elastic job's ranks to its driver, and their restart.
+- `rank_group`: work that fails on all ranks if it fails on one, such as a save.
 - `monitoring` and `shared_data`: counts and explanations of errors, and a rank's part of the data.
 
 Importing this package imports neither TensorFlow nor Horovod: the names below are loaded on first use.

@@ -17,7 +17,9 @@ import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
@@ -135,11 +137,22 @@ class World:
 
 _ALONE = World(rank=0, size=1, local_rank=0)
 _world = _ALONE
+_is_alone: ContextVar[bool] = ContextVar("is_alone", default=False)
 
 
 def world() -> World:
     """Return the ranks of this job: one rank until `init` finds more."""
-    return _world
+    return _ALONE if _is_alone.get() else _world
+
+
+@contextmanager
+def as_one_rank() -> Iterator[None]:
+    """Make `world` return one rank in this thread, in a ``with`` block: what is traced has no collectives."""
+    token = _is_alone.set(True)
+    try:
+        yield
+    finally:
+        _is_alone.reset(token)
 
 
 def enter(here: World) -> None:

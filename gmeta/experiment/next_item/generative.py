@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.checkpoint.rank_group import Ranks
 from gmeta.checkpoint.store import CheckpointStore
+from gmeta.core.collectives.rank_group import Ranks
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import stage_folder
 from gmeta.core.json_values import parse_json

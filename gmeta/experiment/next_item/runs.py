@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
+from gmeta.core.collectives.rank_group import Ranks
 from gmeta.core.data_manifest import Manifest, Texts
 from gmeta.core.schema import OnBad, Schema
 from gmeta.experiment.next_item import counting, models

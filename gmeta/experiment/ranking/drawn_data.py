@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gmeta import io
-from gmeta.checkpoint.rank_group import Ranks
+from gmeta.core.collectives.rank_group import Ranks
 from gmeta.core.data_manifest import TEXTS_FOLDER, Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.schema import OnBad

@@ -9,8 +9,8 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn
 
-from gmeta.checkpoint.rank_group import Ranks
 from gmeta.core import collectives
+from gmeta.core.collectives.rank_group import Ranks
 from gmeta.core.data_manifest import Manifest
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.row_formats import RowDtype

@@ -286,6 +286,16 @@ External = Callable[[HashTable, UnknownRows], Any]
 `FrozenTable.lookup_keys`; None: a copy."""
 
 
+Rows = Callable[[HashTable], tuple[Any, Any]]
+"""Function that returns a table's (n,) int64 keys and (n, dim) float32 rows."""
+
+
+def own_rows(table: HashTable) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the rows that this process has."""
+    records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
+    return records.keys, records.rows
+
+
 def no_external_rows(table: HashTable, unknown: UnknownRows) -> None:
     """Return None: the table is copied."""
 
@@ -298,6 +308,7 @@ class PortableTables:
       live: Whether the copies can be changed.
       dtype: How the copies hold rows.
       external: What to read instead of a copy.
+      rows: Returns the rows to copy.
     """
 
     def __init__(
@@ -306,8 +317,10 @@ class PortableTables:
         live: bool = False,
         dtype: RowDtype = "float32",
         external: External = no_external_rows,
+        rows: Rows = own_rows,
     ) -> None:
         self._unknown, self.live, self._dtype, self._external = unknown, live, dtype, external
+        self._rows = rows
         self._frozen: dict[int, tuple[HashTable, Any]] = {}
 
     @property
@@ -328,10 +341,10 @@ class PortableTables:
                 self._frozen[id(table)] = table, copy
                 return copy
             with tf.init_scope():  # variables, not parts of the graph being traced
-                records = table.export(with_slots=False)  # the rows' tensor becomes the variable's own
-                refuse_bad_rows(table, records.keys, records.rows)
+                keys, rows = self._rows(table)
+                refuse_bad_rows(table, keys, rows)
                 kind = LiveTable if self.live else FrozenTable
-                copy = kind(records.keys, records.rows, unknown, self._dtype)
+                copy = kind(keys, rows, unknown, self._dtype)
             self._frozen[id(table)] = table, copy
         return self._frozen[id(table)][1]
 
@@ -362,6 +375,7 @@ def portable_ops(
     live: bool = False,
     dtype: RowDtype = "float32",
     external: External = no_external_rows,
+    rows: Rows = own_rows,
 ) -> Iterator[PortableTables]:
     """Make gmeta's ops use their form in plain TensorFlow, in this thread and inside this block.
 
@@ -372,6 +386,7 @@ def portable_ops(
       live: Whether the tables' copies can be changed (`LiveTable`).
       dtype: How the copies hold rows (`RowFormat`).
       external: What to read instead of a copy of a table.
+      rows: Returns a table's rows to copy.
 
     Yields:
       The tables that were read; an exported object must keep them.
@@ -384,6 +399,6 @@ def portable_ops(
       >>> [op.type for op in graph.get_operations() if "Gmeta" in op.type]
       []
     """
-    tables = PortableTables(unknown, live, dtype, external)
+    tables = PortableTables(unknown, live, dtype, external, rows)
     with portable_forms(tables):
         yield tables

@@ -1,4 +1,4 @@
-"""The ranks that save and load together. An error on one rank is raised by all, so no rank waits in vain.
+"""The ranks that save, load or publish together; an error on one rank is raised by all.
 
 A rank whose disk is full must not leave the others waiting for it, and the others must not continue training
 as if the checkpoint existed. Each rank therefore reports the outcome of a piece of work to the others, and an
