@@ -129,6 +129,7 @@ class ShardedCheckpoint(StepCallback):
         self.store = store if isinstance(store, CheckpointStore) else CheckpointStore(store)
         self._saved_at = time.monotonic()
         self._batches = 0
+        self._saved = 0  # of these, how many the last checkpoint has
         self._epochs = 0
         self._last_batch = -1  # of this epoch, in this process
         self._before: Stages = ()  # the steps of this epoch that the restored checkpoint contains
@@ -204,7 +205,8 @@ class ShardedCheckpoint(StepCallback):
         else:
             with ranks.together():
                 dense.read_dense(model, chosen)
-        self._batches, (self._epochs, self._before) = step_of(chosen), progress
+        self._batches = self._saved = step_of(chosen)
+        self._epochs, self._before = progress
         self._last_batch, self._goes_on = -1, False
         metrics = chosen / dense.FOLDER / _METRICS
         self._sums, self.results_before = read_metrics(metrics) if self._before else ({}, {})
@@ -395,6 +397,17 @@ class ShardedCheckpoint(StepCallback):
             over = time.monotonic() - self._saved_at >= self._seconds
             self._due = self._due or collectives.broadcast_object(over)
 
+    def save_due(self) -> None:
+        """Save if ``every`` is over, for example while no data come; all ranks call this between two steps.
+
+        Raises:
+          GmetaError: As for `on_train_batch_begin`.
+        """
+        over = self._seconds is not None and time.monotonic() - self._saved_at >= self._seconds
+        due = collectives.broadcast_object(over) or self._due
+        if due and self._batches > self._saved and not getattr(self.model, "is_accumulating", False):
+            self._save()
+
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Save, and count the epoch as done.
 
@@ -424,7 +437,7 @@ class ShardedCheckpoint(StepCallback):
             merge()
         collectives.gather_states(self.model)
         self.store.save(tables_by_name(self.model), self._batches, dense=write, metadata=self._metadata())
-        self._due, self._saved_at = False, time.monotonic()
+        self._due, self._saved_at, self._saved = False, time.monotonic(), self._batches
 
     def _metadata(self) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@
 
 Each batch is evaluated before it is trained. If the metrics break a rule, training ends, or weights and
 rows return to the last checkpoint before that, while the position stays: the rows since then are not trained
-again, because they would break the rule again.
+again, because they would break the rule again. What is due is published and saved while no rows come, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -154,6 +155,7 @@ class Following:
         show: Callable[[str], Any] = print,
     ) -> None:
         self.run, self.config, self._show, self._monitor = run, config, show, monitor
+        self._poll = stream.poll
         self.model = build(config)
         by_time = isinstance(config.windows, str)
         extra = [*([_TIME] if by_time else []), *([CORRECTS] if config.corrects else [])]
@@ -215,7 +217,11 @@ class Following:
           GmetaError: A rule ended it.
         """
         callbacks = [_Count(self.model.reading, self.config.batch_size, self._monitor), self.progress]
-        callbacks += [self.publisher] if self.publisher is not None else []
+        due = [self.saving.save_due]
+        if self.publisher is not None:
+            callbacks.append(self.publisher)
+            due.append(self.publisher.publish_due)
+        callbacks.append(_WhileQuiet(self.model.reading, self._poll, due))
         with _stops_on_signals(self.model) as stopped:
             if self.publisher is not None and self.saving.batches:
                 # What was trained before is published now, not after the next event. What was published after
@@ -297,6 +303,29 @@ class _Count(StepCallback):
         if self._monitor is not None:
             self._monitor.note_events((batch - self._last) * self._rows, latest=self._reading.newest)
         self._last = batch
+
+
+class _WhileQuiet(StepCallback):
+    """Waits for rows before a step, and does meanwhile what is due, because other callbacks act after steps.
+
+    The steps and their batches stay the same.
+
+    Args:
+      reading: The position in the stream.
+      poll: Seconds between two looks for rows.
+      due: What to call.
+    """
+
+    def __init__(self, reading: StreamPosition, poll: float, due: Sequence[Callable[[], Any]]) -> None:
+        super().__init__()
+        self._reading, self._poll, self._acts = reading, poll, due
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Wait until the next step has a batch on all ranks."""
+        while not self._reading.ready():
+            for act in self._acts:
+                act()
+            time.sleep(self._poll)
 
 
 @contextmanager

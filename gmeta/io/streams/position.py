@@ -74,6 +74,20 @@ class StreamPosition(Position):
         found = self._reader is not None and next(iter(self._reader), None) is not None
         return any(collectives.allgather_objects(found))
 
+    def ready(self) -> bool:
+        """Return whether the next step needn't wait for rows on any rank; a rank that stops stops all.
+
+        It reads the rows that are available, and skips none. All ranks must call this together, between two
+        steps.
+        """
+        reader = self._reader
+        here = (True, False) if reader is None else (reader.ready(), reader.stopped)
+        everyone = collectives.allgather_objects(here)
+        if any(stopped for _, stopped in everyone):
+            self.stop()
+            return True
+        return all(found for found, _ in everyone)
+
     def stop(self) -> None:
         """End the stream: the current iteration, or else the next one, returns what it has, and ends."""
         if self._reader is not None:
@@ -179,6 +193,14 @@ class StreamReader:
                 return
             else:
                 time.sleep(self._stream.poll)
+
+    def ready(self) -> bool:
+        """Return whether the next step gets a batch, or the end of the stream, without waiting for rows."""
+        with self._lock:
+            if self._merge is None or self._over or self.stopped or self._position is None:
+                return True
+            read_ahead = self._since + len(self._given) > int(self._position.step)
+            return read_ahead or self._fill() or self._has_ended()
 
     def end(self) -> None:
         """End all iterations."""
@@ -307,19 +329,36 @@ class StreamReader:
 
     def _next(self) -> pa.RecordBatch | None:
         """Return the next batch; None if there is none yet, or, with `_over`, none any more."""
-        whole = self._size * (self.shares.count if self._apart else self.shares.total)
-        while self._queued < whole:
-            if self.stopped:
-                self._over, self.stopped = True, False
+        if not self._fill():
+            stopped = self.stopped
+            self._over = stopped or self._has_ended()
+            if stopped:
+                self.stopped = False
+            if stopped or not self._over or not self._remainder or not self._queued:
                 return None
-            merged = self._read()
+        batch = self._cut(min(self._whole, self._queued))
+        self._trim()
+        self._given.append(batch)
+        if self._apart or self.shares.total == 1:
+            return batch
+        share = np.arange(batch.num_rows) % self.shares.total
+        return batch.filter(pa.array(self._own(share)))
+
+    @property
+    def _whole(self) -> int:
+        """The rows that are read for a whole batch."""
+        return self._size * (self.shares.count if self._apart else self.shares.total)
+
+    def _has_ended(self) -> bool:
+        """Return whether the log has no further rows and isn't followed."""
+        return not self._stream.follow and self._merge is not None and self._merge.at_end
+
+    def _fill(self) -> bool:
+        """Read rows until there is a whole batch, or until none are available; return whether there is."""
+        while self._queued < self._whole:
+            merged = None if self.stopped else self._read()
             if merged is None:
-                if self._stream.follow or self._merge is None or not self._merge.at_end:
-                    return None
-                self._over = True
-                if not self._remainder or not self._queued:
-                    return None
-                break
+                return False
             self.newest = int(merged.keys[-1])
             rows = merged.batches[0]
             if self._event_time is not None:
@@ -337,13 +376,7 @@ class StreamReader:
             if rows.num_rows:
                 self._queue.append(rows)
                 self._queued += rows.num_rows
-        batch = self._cut(min(whole, self._queued))
-        self._trim()
-        self._given.append(batch)
-        if self._apart or self.shares.total == 1:
-            return batch
-        share = np.arange(batch.num_rows) % self.shares.total
-        return batch.filter(pa.array(self._own(share)))
+        return True
 
     def _read(self) -> Merged | None:
         """Read merged rows. After an error, the next iteration reads again from the last returned row."""

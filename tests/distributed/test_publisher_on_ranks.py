@@ -1,0 +1,304 @@
+"""Ranks publish together what one process with all their rows would, and fail together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gmeta import initializers, optimizers, policies
+from gmeta.checkpoint.sharded import load, save
+from gmeta.core import collectives
+from gmeta.core.errors import CollectiveError, GmetaError, RanksError
+from gmeta.export import Publisher, publisher, table_changes
+from gmeta.export.delta_signatures import tables_of
+from gmeta.export.model_deltas import Delta, Layout, deltas_in, models_in, parts_in
+from gmeta.export.signature import OUTPUT, Signature, feature_inputs
+from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.models import Model
+from support.process_ranks import run_ranks
+from support.serving import ask_all
+
+pytestmark = pytest.mark.ranks
+
+NORMAL = initializers.Normal(0, 1)
+FEATURES = (
+    FeatureConfig("user", TableConfig("user", 4, initializer=NORMAL)),
+    FeatureConfig("item", TableConfig("item", 4, initializer=NORMAL)),  # merged with users
+    FeatureConfig("place", TableConfig("place", 3, initializer=NORMAL, eviction=policies.LRU(max_rows=200))),
+)
+ASKED = {feature.name: np.arange(2000) for feature in FEATURES}
+
+
+class Scores(Model):
+    def __init__(self) -> None:
+        super().__init__(name="scores")
+        self.collection = EmbeddingCollection(FEATURES, optimizer=optimizers.Adam(0.1), seed=3)
+        self.dense = tf.keras.layers.Dense(1, kernel_initializer=tf.keras.initializers.GlorotUniform(1))
+
+    def call(self, inputs: Any, training: bool = False) -> tf.Tensor:
+        vectors = self.collection(inputs, training=training)
+        return self.dense(tf.concat([*vectors.values()], axis=-1))[:, 0]
+
+
+def make_model() -> Scores:
+    model = Scores()
+    model({name: tf.constant(ids[:2]) for name, ids in ASKED.items()})
+    return model
+
+
+def train(model: Scores, seed: int) -> None:
+    """A step on distinct ids, whose gradients are functions of the seed; `place` evicts others."""
+    here, random = collectives.world(), np.random.default_rng(seed)
+    ids = {name: random.permutation(900)[:400] for name in ASKED}
+    ids["place"] += 300 * seed
+    share = slice(here.rank, None, here.size)
+    lookup = model.collection.lookup({name: tf.constant(ids[name][share]) for name in ids}, insert=True)
+    # A row's gradient is a function of its key, so that it is the same on any number of ranks.
+    rows = [
+        tf.cast(keys[:, tf.newaxis] % 7 - 3 + seed % 3, tf.float32) * tf.ones_like(rows)
+        for keys, rows in zip(lookup.keys, lookup.rows, strict=True)
+    ]
+    model.collection.apply_gradients(lookup, rows)
+    for weight in model.dense.weights:
+        weight.assign_add(tf.constant(random.normal(size=weight.shape), tf.float32))
+
+
+def vectors(model: Scores) -> dict[str, Any]:
+    collection = model.collection
+    inputs = feature_inputs(collection.features)
+    embed = Signature(lambda ids: collection.embed(collection.lookup(ids, insert=False)), inputs)
+    score = Signature(lambda ids: model(ids, training=False), inputs)
+    return {"signatures": {"vectors": embed, "score": score}}
+
+
+def work(folder: Path, external: bool) -> list[tuple[int, str, int, int]]:
+    """Publish a SavedModel and three deltas, each with a checkpoint of the same moment beside it."""
+    model = make_model()
+    tables = {table.name: table for table in tables_of(model)}
+    export = {"external": ["user", "item"], "signatures": {"score": vectors(model)["signatures"]["score"]}}
+    one = Publisher(model, folder / "online", export=export if external else vectors(model))
+    seen: list[Any] = []
+    one.listeners.append(seen.append)
+    train(model, 0)
+    one.publish()
+    for seed in (1, 2, 3):
+        train(model, seed)
+        base = folder / f"checkpoint-{seed - 1}"
+        save(folder / f"checkpoint-{seed}", tables, base=base if base.exists() else None, journal=10_000)
+        if seed == 2:
+            train(model, 102)  # after the checkpoint has emptied the journals
+            tables_of(model)[-1].remove(tf.range(40, dtype=tf.int64))  # each rank, those that it has
+        if seed == 3:
+            one.publish_base()
+        else:
+            one.publish()
+        save(folder / f"then-{seed}", tables)
+        if collectives.world().rank == 0:
+            np.savez(folder / f"dense-{seed}.npz", *[weight.numpy() for weight in model.dense.weights])
+    return [(each.version, str(each.path), each.rows, each.removed) for each in seen]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Any]]]:
+    found = {}
+    for name, ranks, groups in (("1", 1, 1), ("2", 2, 1), ("3", 3, 1), ("4 in groups", 4, 2)):
+        folder = tmp_path_factory.mktemp("ranks")
+        environment = {"GMETA_GROUPS": str(groups)}
+        found[name] = folder, run_ranks(work, ranks, folder, False, environment=environment)
+    return found
+
+
+def held(folder: Path, seed: int) -> Scores:
+    """A model of one process with the rows and weights of a moment."""
+    model = make_model()
+    load(folder / f"then-{seed}", {table.name: table for table in tables_of(model)})
+    with np.load(folder / f"dense-{seed}.npz") as weights:
+        for weight, name in zip(model.dense.weights, weights, strict=True):
+            weight.assign(weights[name])
+    return model
+
+
+@pytest.mark.parametrize("name", ["2", "3", "4 in groups"])
+def test_servers_answer_as_one_process_with_the_same_rows(
+    runs: dict[str, tuple[Path, list[Any]]], name: str
+) -> None:
+    folder, by_rank = runs[name]
+    assert all(rank == by_rank[0] for rank in by_rank)  # all ranks know what was published
+    assert [version for version, *_ in by_rank[0]] == [1, 2, 3, 4]
+    assert by_rank[0][2][3] > 100  # removed
+    base, last = folder / "online/model/1", folder / "online/model/4"
+    requests = []
+    for _, path, *_ in by_rank[0][1:3]:
+        requests.append((base, "apply_delta", {"delta_bytes": np.array(Path(path).read_bytes(), object)}))
+        requests += [(base, "vectors", ASKED), (base, "score", ASKED)]
+    requests += [(last, "vectors", ASKED), (last, "score", ASKED)]
+    answers = ask_all(requests)
+    for seed, rows, score in ((1, *answers[1:3]), (2, *answers[4:6]), (3, *answers[6:8])):
+        model = held(folder, seed)
+        ids = {key: tf.constant(value) for key, value in ASKED.items()}
+        for key, right in model.collection.embed(model.collection.lookup(ids, insert=False)).items():
+            np.testing.assert_array_equal(rows[key], right, key)
+        np.testing.assert_allclose(score[OUTPUT], model(ids), rtol=1e-5, atol=1e-5)
+
+
+def test_deltas_are_those_of_one_process(runs: dict[str, tuple[Path, list[Any]]]) -> None:
+    """But for `place`, whose bound on rows is a rank's."""
+    found = {}
+    for name, (folder, _) in runs.items():
+        layout = Layout.load(folder / "online/stream.json")
+        assert [*deltas_in(folder / "online")] == [2, 3]
+        found[name] = [
+            Delta.decode(path.read_bytes(), layout) for path in deltas_in(folder / "online").values()
+        ]
+    for name, deltas in found.items():
+        for one, other in zip(found["1"], deltas, strict=True):
+            for table, change in one.tables.items():
+                if not table.endswith("place"):
+                    for part in ("ids", "rows", "removed"):
+                        np.testing.assert_array_equal(
+                            getattr(change, part), getattr(other.tables[table], part), f"{name} {table}"
+                        )
+            for weight, value in one.dense.items():
+                np.testing.assert_array_equal(value, other.dense[weight])
+
+
+def test_external_rows_of_all_ranks_are_written(tmp_path: Path) -> None:
+    rows = []
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        run_ranks(work, ranks, folder, True)
+        layout = Layout.load(folder / "online/stream.json")
+        parts = [Delta.decode(path.read_bytes(), layout) for path in parts_in(folder / "online", 1)]
+        rows.append(
+            {
+                table: [
+                    np.concatenate([getattr(part.tables[table], column) for part in parts])
+                    for column in ("ids", "rows")
+                ]
+                for table in layout.tables
+            }
+        )
+    for table, one in rows[0].items():
+        for column, other in zip(one, rows[1][table], strict=True):
+            np.testing.assert_array_equal(column, other, table)
+    assert sum(len(ids) for ids, _ in rows[0].values()) == 800
+
+
+def failing(folder: Path) -> dict[str, Any]:
+    """What all ranks raise when one fails, and the versions that follow."""
+    here, model = collectives.world(), make_model()
+    one = Publisher(model, folder, export=vectors(model))
+    found: dict[str, Any] = {}
+    train(model, 0)
+    one.publish()
+
+    def attempt(what: str) -> None:
+        try:
+            one.publish()
+        except (GmetaError, OSError) as error:
+            found[what] = type(error).__name__, str(error)
+
+    usual = publisher.write_atomically
+    if here.rank == 0:
+
+        def full(path: Path, content: Any) -> Any:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        publisher.write_atomically = full
+    train(model, 1)
+    attempt("full")
+    publisher.write_atomically = usual
+    table = tables_of(model)[0]
+    records = table.export()
+    if here.rank == 1:
+        table.import_(records._replace(rows=records.rows * np.nan))
+    attempt("nan")
+    if here.rank == 1:
+        table.import_(records)  # which breaks the journal of this rank alone
+    train(model, 2)
+    published = one.publish()
+    found["after"] = published.version, published.path.parent.name
+    train(model, 3)
+    found["last"] = one.publish().version
+    return found
+
+
+@pytest.mark.usefixtures("ranks_by")
+def test_an_error_on_one_rank_is_raised_by_all(tmp_path: Path) -> None:
+    first, second = run_ranks(failing, 2, tmp_path / "online")
+    for found in (first, second):
+        assert found["full"][0] == "GmetaError"
+        assert "No space left on device" in found["full"][1]
+        assert found["nan"][0] == "NotFiniteError"
+        assert "rank 1 of 2" in found["nan"][1]
+        assert "NaN or infinity" in found["nan"][1]
+        assert (found["after"], found["last"]) == ((2, "model"), 3)
+    assert models_in(tmp_path / "online") == [1, 2]
+
+
+def killed(folder: Path, when: int) -> None:
+    """Rank 1 is killed while it sends its rows, of the SavedModel or of the delta."""
+    here, model = collectives.world(), make_model()
+    one = Publisher(model, folder, export=vectors(model))
+    usual = table_changes._send
+
+    def send(rows: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for number in range(3):
+        train(model, number)
+        if number == when and here.rank == 1:
+            table_changes._send = send
+        try:
+            one.publish()
+        except CollectiveError:
+            time.sleep(600)  # the launcher ends this rank
+    table_changes._send = usual
+
+
+@pytest.mark.usefixtures("ranks_by")
+def test_a_killed_rank_ends_the_job_and_the_folder_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(RanksError, match="rank 1 of 2 was killed by SIGKILL"):
+        run_ranks(killed, 2, tmp_path / "online", 1, grace=5.0)
+    assert models_in(tmp_path / "online") == [1]
+    assert not deltas_in(tmp_path / "online")
+    run_ranks(killed, 2, tmp_path / "online", 9)
+    assert models_in(tmp_path / "online") == [1, 2]
+    assert [*deltas_in(tmp_path / "online")] == [3, 4]
+
+
+def with_other_clocks(folder: Path) -> list[int]:
+    """Each rank's clock says something else; rank 0's decides."""
+    here, model = collectives.world(), make_model()
+    model.compile("adam", "mse")
+
+    class Clock:
+        perf_counter, time, ticks = time.perf_counter, time.time, 0.0
+
+        def monotonic(self) -> float:
+            self.ticks += 1.0
+            return self.ticks if here.rank == 0 else 0.0
+
+    publisher.time = Clock()
+    one = Publisher(model, folder, every="20s", dense_every="30s")
+    seen: list[int] = []
+    one.listeners.append(lambda published: seen.append(published.version if published else 0))
+    data = {name: ids[:96] for name, ids in ASKED.items()}, np.ones(96, np.float32)
+    model.fit(*data, batch_size=4, epochs=2, verbose=0, callbacks=[one])
+    one.publish_due()
+    return seen
+
+
+def test_the_clock_of_rank_0_decides(tmp_path: Path) -> None:
+    first, second = run_ranks(with_other_clocks, 2, tmp_path / "online")
+    assert first == second
+    assert len(first) > 3
+    assert first == sorted(set(first))
