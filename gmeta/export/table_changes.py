@@ -242,7 +242,7 @@ def changes_on_first(changes: Mapping[str, TableChange]) -> dict[str, TableChang
     for name, change in changes.items():
         ids, rows = on_first([change.ids, change.rows])
         (removed,) = on_first([change.removed])
-        found[name] = TableChange(ids, rows, removed)
+        found[name] = TableChange(ids, rows, np.sort(removed))
     return found
 
 

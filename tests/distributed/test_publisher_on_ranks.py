@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +108,18 @@ def work(folder: Path, external: bool) -> list[tuple[int, str, int, int]]:
     return [(each.version, str(each.path), each.rows, each.removed) for each in seen]
 
 
+Run = tuple[Path, list[list[tuple[int, str, int, int]]]]
+RUNS = {"1": (1, 1), "2": (2, 1), "3": (3, 1), "4 in groups": (4, 2)}  # ranks and groups
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Any]]]:
-    found = {}
-    for name, ranks, groups in (("1", 1, 1), ("2", 2, 1), ("3", 3, 1), ("4 in groups", 4, 2)):
-        folder = tmp_path_factory.mktemp("ranks")
-        environment = {"GMETA_GROUPS": str(groups)}
-        found[name] = folder, run_ranks(work, ranks, folder, False, environment=environment)
-    return found
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    @functools.cache
+    def run(name: str) -> Run:
+        folder, (ranks, groups) = tmp_path_factory.mktemp("ranks"), RUNS[name]
+        return folder, run_ranks(work, ranks, folder, False, environment={"GMETA_GROUPS": str(groups)})
+
+    return run
 
 
 def held(folder: Path, seed: int) -> Scores:
@@ -126,11 +132,10 @@ def held(folder: Path, seed: int) -> Scores:
     return model
 
 
+@pytest.mark.shown_by(case="2")
 @pytest.mark.parametrize("name", ["2", "3", "4 in groups"])
-def test_servers_answer_as_one_process_with_the_same_rows(
-    runs: dict[str, tuple[Path, list[Any]]], name: str
-) -> None:
-    folder, by_rank = runs[name]
+def test_servers_answer_as_one_process_with_the_same_rows(run_of: Callable[[str], Run], name: str) -> None:
+    folder, by_rank = run_of(name)
     assert all(rank == by_rank[0] for rank in by_rank)  # all ranks know what was published
     assert [version for version, *_ in by_rank[0]] == [1, 2, 3, 4]
     assert by_rank[0][2][3] > 100  # removed
@@ -149,10 +154,12 @@ def test_servers_answer_as_one_process_with_the_same_rows(
         np.testing.assert_allclose(score[OUTPUT], model(ids), rtol=1e-5, atol=1e-5)
 
 
-def test_deltas_are_those_of_one_process(runs: dict[str, tuple[Path, list[Any]]]) -> None:
+@pytest.mark.shown_by("test_servers_answer_as_one_process_with_the_same_rows")
+def test_deltas_are_those_of_one_process(run_of: Callable[[str], Run]) -> None:
     """But for `place`, whose bound on rows is a rank's."""
     found = {}
-    for name, (folder, _) in runs.items():
+    for name in RUNS:
+        folder, _ = run_of(name)
         layout = Layout.load(folder / "online/stream.json")
         assert [*deltas_in(folder / "online")] == [2, 3]
         found[name] = [
@@ -170,6 +177,7 @@ def test_deltas_are_those_of_one_process(runs: dict[str, tuple[Path, list[Any]]]
                 np.testing.assert_array_equal(value, other.dense[weight])
 
 
+@pytest.mark.shown_by("test_servers_answer_as_one_process_with_the_same_rows")
 def test_external_rows_of_all_ranks_are_written(tmp_path: Path) -> None:
     rows = []
     for ranks in (1, 2):
@@ -216,13 +224,20 @@ def failing(folder: Path) -> dict[str, Any]:
     train(model, 1)
     attempt("full")
     publisher.write_atomically = usual
+    weight = model.dense.weights[0]
+    good = weight.numpy()
+    if here.rank == 1:
+        weight.assign(good * np.nan)
+    attempt("weights")
+    weight.assign(good)
+    found["version"] = one.publish().version
     table = tables_of(model)[0]
     records = table.export()
     if here.rank == 1:
-        table.import_(records._replace(rows=records.rows * np.nan))
-    attempt("nan")
+        table.import_(records._replace(rows=records.rows * np.nan))  # which breaks this rank's journal alone
+    attempt("rows")
     if here.rank == 1:
-        table.import_(records)  # which breaks the journal of this rank alone
+        table.import_(records)
     train(model, 2)
     published = one.publish()
     found["after"] = published.version, published.path.parent.name
@@ -232,16 +247,17 @@ def failing(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("ranks_by")
+@pytest.mark.shown_by(case="gmeta")
 def test_an_error_on_one_rank_is_raised_by_all(tmp_path: Path) -> None:
     first, second = run_ranks(failing, 2, tmp_path / "online")
     for found in (first, second):
         assert found["full"][0] == "GmetaError"
         assert "No space left on device" in found["full"][1]
-        assert found["nan"][0] == "NotFiniteError"
-        assert "rank 1 of 2" in found["nan"][1]
-        assert "NaN or infinity" in found["nan"][1]
-        assert (found["after"], found["last"]) == ((2, "model"), 3)
-    assert models_in(tmp_path / "online") == [1, 2]
+        assert found["weights"][0] == found["rows"][0] == "NotFiniteError"
+        assert "rank 1 of 2: weight" in found["weights"][1]
+        assert "hold NaN or infinity" in found["rows"][1]
+        assert (found["version"], found["after"], found["last"]) == (2, (3, "model"), 4)
+    assert models_in(tmp_path / "online") == [1, 3]
 
 
 def killed(folder: Path, when: int) -> None:
@@ -265,6 +281,7 @@ def killed(folder: Path, when: int) -> None:
 
 
 @pytest.mark.usefixtures("ranks_by")
+@pytest.mark.shown_by(case="gmeta")
 def test_a_killed_rank_ends_the_job_and_the_folder_goes_on(tmp_path: Path) -> None:
     with pytest.raises(RanksError, match="rank 1 of 2 was killed by SIGKILL"):
         run_ranks(killed, 2, tmp_path / "online", 1, grace=5.0)
@@ -281,7 +298,8 @@ def with_other_clocks(folder: Path) -> list[int]:
     model.compile("adam", "mse")
 
     class Clock:
-        perf_counter, time, ticks = time.perf_counter, time.time, 0.0
+        perf_counter, time = publisher.time.perf_counter, publisher.time.time
+        ticks = 0.0
 
         def monotonic(self) -> float:
             self.ticks += 1.0

@@ -27,7 +27,7 @@ from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
 
-ROWS, FILES, BATCH = 480, 4, 8  # of a partition, and of a rank's batch
+ROWS, FILES, BATCH = 240, 4, 8  # of a partition, and of a rank's batch
 COLUMNS = {"user": "int64", "item": "int64", "click": "float32", "ts": "int64"}
 
 

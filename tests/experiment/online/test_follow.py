@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
+from gmeta.checkpoint.store import step_of
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.experiment.online.follow import Following, begin, load_config
@@ -117,6 +123,55 @@ def test_rules_stop_training_or_return_to_a_checkpoint(tmp_path: Path) -> None:
     put(tmp_path / "other", 10, flip=True)
     with pytest.raises(GmetaError, match="training stopped by a rule: normalised_entropy"):
         follow(tmp_path / "stopped", tmp_path / "other", stop_if=stops)
+
+
+def wait_for(found: Callable[[], bool], seconds: float = 120.0) -> bool:
+    end = time.monotonic() + seconds
+    while not (done := found()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return done
+
+
+def saved_step(following: Following) -> int | None:
+    latest = following.saving.store.latest()
+    return None if latest is None else step_of(latest)
+
+
+def test_what_is_due_is_published_and_saved_though_no_row_comes(tmp_path: Path) -> None:
+    """Each file ends with a batch; nothing comes after it until its rows are published and saved."""
+    given = OnlineConfig(
+        source=str(tmp_path / "log"),
+        **{**SMALL, "publish_every": "0.3s", "dense_every": "0.6s", "checkpoint_every": "0.5s"},
+    )
+    put(tmp_path / "log", 0, 64)  # two batches
+    config, stream = begin(tmp_path / "run", given, follow=True)
+    following = Following(tmp_path / "run", config, stream, publish=tmp_path / "online", show=lambda _: None)
+    published: list[int] = []  # the step of each publication
+    following.publisher.listeners.append(lambda _: published.append(int(following.model.reading.step)))
+    seen = []
+
+    def write() -> None:
+        try:
+            for number in range(3):
+                steps = 2 * number + 2
+                shown = wait_for(lambda steps=steps: published[-1:] == [steps])
+                saved = wait_for(lambda steps=steps: saved_step(following) == steps)
+                then = len(published)
+                time.sleep(1.5)
+                seen.append((shown, saved, len(published) - then <= 1))  # one with dense weights may follow
+                if number < 2:
+                    put(tmp_path / "log", number + 1, 64)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    following.train()
+    writer.join()
+    following.publisher.close()
+    assert seen == [(True, True, True)] * 3
+    whole = follow(tmp_path / "whole", tmp_path / "log")
+    np.testing.assert_array_equal(predictions(whole), predictions(following))
 
 
 def test_outcomes_label_a_stream(tmp_path: Path) -> None:
