@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gmeta import initializers, optimizers, policies
+from gmeta import Pipeline, initializers, optimizers, policies
 from gmeta.checkpoint.sharded import load, save
 from gmeta.core import collectives
 from gmeta.core.errors import CollectiveError, GmetaError, RanksError
@@ -294,8 +294,11 @@ def test_a_killed_rank_ends_the_job_and_the_folder_goes_on(tmp_path: Path) -> No
 
 def with_other_clocks(folder: Path) -> list[int]:
     """Each rank's clock says something else; rank 0's decides."""
-    here, model = collectives.world(), make_model()
-    model.compile("adam", "mse")
+    here = collectives.world()
+    inputs = {"user": tf.keras.Input([], name="user", dtype=tf.int64)}
+    collection = EmbeddingCollection([FeatureConfig("user", TableConfig("user", 4))])
+    model = Model(inputs, tf.keras.layers.Dense(1)(collection(inputs)["user"]))
+    model.compile("adam", "mse", pipeline=Pipeline(depth=2))
 
     class Clock:
         perf_counter, time = publisher.time.perf_counter, publisher.time.time
@@ -309,7 +312,7 @@ def with_other_clocks(folder: Path) -> list[int]:
     one = Publisher(model, folder, every="20s", dense_every="30s")
     seen: list[int] = []
     one.listeners.append(lambda published: seen.append(published.version if published else 0))
-    data = {name: ids[:96] for name, ids in ASKED.items()}, np.ones(96, np.float32)
+    data = {"user": np.arange(96)}, np.ones(96, np.float32)
     model.fit(*data, batch_size=4, epochs=2, verbose=0, callbacks=[one])
     one.publish_due()
     return seen

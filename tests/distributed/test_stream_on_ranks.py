@@ -1,11 +1,14 @@
-"""Two ranks that are killed anywhere on a stream, and resumed, train as two that weren't: bit for bit."""
+"""Ranks on a stream: two that are killed and resumed train as two that weren't; they publish in quiet too."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,20 @@ import tensorflow as tf
 import gmeta
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.checkpoint.callback import tables_by_name
+from gmeta.checkpoint.store import step_of
 from gmeta.core import collectives
 from gmeta.core.errors import RanksError
+from gmeta.experiment.online.follow import Following, begin, load_config
+from gmeta.experiment.online.online_model import OnlineConfig
+from gmeta.export.model_deltas import deltas_in, models_in
 from gmeta.initializers import Normal
 from gmeta.io import StreamPosition, stream
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
+from gmeta.ops import hash_text
 from gmeta.optimizers import Adam
+from support import warm
 from support.process_ranks import run_ranks
+from support.serving import ask_all
 from support.tables import sorted_records
 
 pytestmark = pytest.mark.ranks
@@ -116,3 +126,105 @@ def test_two_killed_ranks_resume_with_the_bits_of_two_that_were_not(
         for name, records in one["tables"].items():
             for column, again in zip(records, other["tables"][name], strict=True):
                 np.testing.assert_array_equal(column, again, f"{name} {kill}")
+
+
+SETTINGS = {"label": "click", "time": "ts", "batch_size": 32, "dim": 4, "hidden": (8,), "window": 64}
+
+
+def put(folder: Path, number: int, rows: int = 64) -> None:
+    """Write a file of clicks, whole."""
+    random = np.random.default_rng(number)
+    users, items = random.integers(0, 20, rows), random.integers(0, 10, rows)
+    lines = [
+        json.dumps(
+            {
+                "user": int(users[i]),
+                "item": f"i{items[i]}",
+                "click": int(items[i]) % 2,
+                "ts": 1_700_000_000 + number * rows + i,
+            }
+        )
+        for i in range(rows)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / f".{number:04}").write_text("\n".join(lines) + "\n")
+    (folder / f".{number:04}").rename(folder / f"{number:04}.jsonl")
+
+
+def quiet(folder: Path) -> tuple[list[int], list[tuple[bool, bool, bool]], int]:
+    """Follow a log whose next file comes only after all rows before it are published and saved."""
+    times = {"publish_every": "0.3s", "dense_every": "0.6s", "checkpoint_every": "0.5s"}
+    given = OnlineConfig(source=str(folder / "log"), **SETTINGS, **times)
+    config, log = begin(folder / "run", given, follow=True)
+    following = Following(folder / "run", config, log, publish=folder / "online", show=lambda _: None)
+    published: list[int] = []
+    following.publisher.listeners.append(lambda _: published.append(int(following.model.reading.step)))
+    seen = []
+
+    def wait_for(found: Callable[[], bool]) -> bool:
+        end = time.monotonic() + 120
+        while not (done := found()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return done
+
+    def saved() -> int:
+        latest = following.saving.store.latest()
+        return 0 if latest is None else step_of(latest)
+
+    def write() -> None:
+        try:
+            for number in range(3):
+                done = [
+                    wait_for(lambda number=number: published[-1:] == [number + 1]),
+                    wait_for(lambda number=number: saved() == number + 1),
+                ]
+                then = len(published)
+                time.sleep(1.5)
+                seen.append((*done, len(published) - then <= 1))  # one with dense weights may follow
+                if number < 2:
+                    put(folder / "log", number + 1)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # which ends the other rank too
+
+    writer = threading.Thread(target=write)
+    if collectives.world().rank == 0:
+        writer.start()
+    following.train()
+    return published, seen, int(following.model.reading.step)
+
+
+def test_ranks_publish_and_save_what_is_due_though_no_row_comes(tmp_path: Path) -> None:
+    put(tmp_path / "log", 0)
+    first, second = run_ranks(quiet, 2, tmp_path)
+    assert first[1] == [(True, True, True)] * 3
+    assert first[2] == second[2] == 3
+    assert first[0] == second[0]
+
+
+@pytest.mark.shown_by("test_ranks_publish_and_save_what_is_due_though_no_row_comes")
+def test_the_command_follows_and_publishes_on_two_ranks(tmp_path: Path) -> None:
+    run, online = tmp_path / "run", tmp_path / "online"
+    settings = [f"{name}={json.dumps(value)}" for name, value in SETTINGS.items()]
+    words = ["-m", "gmeta", "train", "--follow", tmp_path / "log", "--run", run, "--publish", online]
+    words += ["--np", "2", "--until-end", *(word for each in settings for word in ("--set", each))]
+    for number in range(2):
+        put(tmp_path / "log", 2 * number)
+        put(tmp_path / "log", 2 * number + 1)
+        done = warm.run([sys.executable, *words])
+        assert done.returncode == 0, done.stderr
+        assert "the same command continues" in done.stderr
+    base = models_in(online)[-1]
+    deltas = [path for version, path in deltas_in(online).items() if version > base]
+    asked = {"user": np.arange(20), "item": np.array([f"i{i}".encode() for i in range(20)], object)}
+    model = online / f"model/{base}"
+    applied = [
+        (model, "apply_delta", {"delta_bytes": np.array(path.read_bytes(), object)}) for path in deltas
+    ]
+    *_, answer = ask_all([*applied, (model, "predict", asked)])
+    config, log = begin(run, load_config(run), follow=False)
+    following = Following(run, config, log)
+    assert following.saving.batches == 4
+    own = following.model.signature().function(
+        {"user": tf.constant(asked["user"]), "item": hash_text(tf.constant(asked["item"]))}
+    )
+    np.testing.assert_allclose(answer["click"], own["click"], rtol=1e-6)

@@ -51,6 +51,7 @@ class StreamPosition(Position):
         with tf.init_scope(), tf.device("CPU:0"):
             self.saved = tf.Variable(np.zeros(0, np.uint8), trainable=False, name="saved", shape=(None,))
         self._reader: StreamReader | None = None
+        self._ready_until = 0  # the step before which all ranks have rows
 
     @property
     def counts_groups(self) -> bool:
@@ -71,6 +72,7 @@ class StreamPosition(Position):
 
         All ranks must call this together.
         """
+        self._ready_until = 0
         found = self._reader is not None and next(iter(self._reader), None) is not None
         return any(collectives.allgather_objects(found))
 
@@ -78,15 +80,18 @@ class StreamPosition(Position):
         """Return whether the next step needn't wait for rows on any rank; a rank that stops stops all.
 
         It reads the rows that are available, and skips none. All ranks must call this together, between two
-        steps.
+        steps. They exchange a message only after the steps for which all of them had rows the last time.
         """
-        reader = self._reader
-        here = (True, False) if reader is None else (reader.ready(), reader.stopped)
+        step, reader = int(self.step), self._reader
+        if step < self._ready_until:
+            return True
+        here = (1, False) if reader is None else (reader.ready(), reader.stopped)
         everyone = collectives.allgather_objects(here)
         if any(stopped for _, stopped in everyone):
             self.stop()
             return True
-        return all(found for found, _ in everyone)
+        self._ready_until = step + min(batches for batches, _ in everyone)
+        return step < self._ready_until
 
     def stop(self) -> None:
         """End the stream: the current iteration, or else the next one, returns what it has, and ends."""
@@ -194,13 +199,15 @@ class StreamReader:
             else:
                 time.sleep(self._stream.poll)
 
-    def ready(self) -> bool:
-        """Return whether the next step gets a batch, or the end of the stream, without waiting for rows."""
+    def ready(self) -> int:
+        """Return how many steps get a batch, or the end of the stream, without waiting for rows."""
         with self._lock:
             if self._merge is None or self._over or self.stopped or self._position is None:
-                return True
-            read_ahead = self._since + len(self._given) > int(self._position.step)
-            return read_ahead or self._fill() or self._has_ended()
+                return 1
+            read_ahead = self._since + len(self._given) - int(self._position.step)
+            if read_ahead <= 0 and not self._fill():
+                return int(self._has_ended())
+            return max(read_ahead, 0) + self._queued // self._whole
 
     def end(self) -> None:
         """End all iterations."""
