@@ -8,6 +8,8 @@
     online/deltas/000000000003.delta
     online/rows/1/                        the rows of external tables at version 1, in many deltas
 
+The folder may be in an object store; `gmeta.export.published_folder` describes it, and its compaction.
+
 Each publication gets the next version. A server that loads ``model/1`` has version 1, and takes delta 2
 through its signature ``apply_delta``; `gmeta deliver` sends it. If the delta has dense weights, the server
 then answers exactly as an export made at that moment, to the last bit. After ``base_every``, and where a
@@ -21,22 +23,20 @@ A delta holds the rows whose last step isn't below the table's step at the last 
 training has read or updated since then, and those of that same step. Removed ids come from the tables'
 journals. Checkpoints empty these too, so each side reads a journal before the other empties it. Files appear
 whole or not at all, and deltas in the order of their versions; the next delta includes what couldn't be
-published.
+published. Changes of more than `LARGEST` bytes are divided among several versions, of which the last has the
+dense weights. Versions between have some rows from before and some from after.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,37 +44,18 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
-from gmeta.core.files import (
-    explain_write_errors,
-    lock_file,
-    remove_unfinished,
-    stage_folder,
-    write_atomically,
-)
+from gmeta.core.files import NamedPath, write_atomically
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.core.settings import parse_duration
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.core.step import StepCallback
 from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables, tables_of
 from gmeta.export.external_rows import external_names
-from gmeta.export.model_deltas import (
-    DELTAS,
-    MODEL,
-    ROWS,
-    STREAM,
-    Delta,
-    Ints,
-    Layout,
-    TableChange,
-    deltas_in,
-    models_in,
-    rows_in,
-    save_external,
-)
+from gmeta.export.model_deltas import Delta, Ints, Layout, TableChange, split
+from gmeta.export.published_folder import LARGEST, MODEL, PublishedFolder, save_external
 from gmeta.export.saved_model import Exported, export_model
 from gmeta.ops import HashTable
 
-_LOCK = ".lock"
 _SHARDS_AT_A_TIME = 16
 _BYTES_OF_ROWS = 64 << 20
 """About how many bytes of rows a delta of all rows has, and how many are in memory at once."""
@@ -87,15 +68,15 @@ class Published:
 
     Attributes:
       version: The version that servers have after they load or apply it.
-      path: The delta's file, or the SavedModel's folder.
+      path: The delta's file, the last one if it was divided, or the SavedModel's folder.
       rows: The number of rows in it, those of external tables included.
       removed: The number of removed ids in it.
-      bytes: The size of the delta's file; 0 for a SavedModel.
+      bytes: The size of the delta's files; 0 for a SavedModel.
       seconds: How long the publication took.
     """
 
     version: int
-    path: Path
+    path: NamedPath
     rows: int
     removed: int
     bytes: int
@@ -110,8 +91,10 @@ class Publisher(StepCallback):
     Args:
       model: The model. Its exported graph may not hold values computed at export, as the graphs of next-item
         models do, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
-      folder: Where to publish. An existing folder of the same model is continued with a new SavedModel,
-        written at the end of the first batch. One publisher at a time may use it; ``close()`` releases it.
+      folder: Where to publish: a path, or an address such as ``"s3://bucket/prefix"``, ``gs://``, ``hdfs://``
+        or one of fsspec. An existing folder of the same model is continued with a new SavedModel, written at
+        the end of the first batch. One publisher at a time may use it; ``close()`` releases it. A second one
+        is refused; at an address, it takes over, and the first one ends with an error at its next file.
       every: The time between two deltas, such as ``"60s"``; they are made at the ends of batches.
       dense_every: The time between two deltas with dense weights; the end of `fit` publishes them as well.
       base_every: The time between two SavedModels. The one before the last is deleted, with the deltas that
@@ -129,7 +112,8 @@ class Publisher(StepCallback):
 
     Raises:
       ConfigError: A time or ``dtype`` is invalid; there are several ranks; the folder belongs to another
-        model, or has rows of another dtype; or as for `export_model`.
+        model, or has rows of another dtype; no installed package knows the address; another publisher has
+        taken over; or as for `export_model`.
       GmetaError: Another publisher uses the folder, or it can't be written.
 
     Example:
@@ -155,7 +139,7 @@ class Publisher(StepCallback):
         if collectives.world().size > 1:
             raise ConfigError("a Publisher needs all rows in its process, and there are several ranks")
         self._published = model
-        self.folder = Path(folder)
+        self._folder = PublishedFolder(folder)
         self.limit = journal
         self._every = parse_duration(every, "every")
         self._dense_every = parse_duration(dense_every, "dense_every")
@@ -169,18 +153,13 @@ class Publisher(StepCallback):
         self._removed: dict[str, list[Ints]] = {}  # keys that its journal has returned since then
         self._absent: dict[str, Ints] = {}  # removed keys in its journal that servers already have
         self._own_journals: set[str] = set()  # tables whose journal this publisher started, not a checkpoint
-        self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
+        self._times = dict.fromkeys(("delta", "dense", "base", "failed"), -np.inf)
+        self._owes_dense = False  # a delta with dense weights may have appeared, or not
         self.listeners: list[Callable[[Published | None], Any]] = []
         self.covered = 0.0
-        with explain_write_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        lock = ExitStack()
-        refusal = f"{self.folder} is used by another Publisher: close() it, or end its process"
-        lock.enter_context(lock_file(self.folder / _LOCK, refusal))
-        self.close = weakref.finalize(self, lock.close)
-        for part in (self.folder, self.folder / MODEL, self.folder / DELTAS, self.folder / ROWS):
-            remove_unfinished(part)
-        self._version = max([0, *models_in(self.folder), *deltas_in(self.folder), *rows_in(self.folder)])
+        self.close = weakref.finalize(self, self._folder.claim())
+        self._number = self._folder.first_free() - 1  # the last that was used, each for one file alone
+        self._version = self._number
 
     @cached_property
     def _tables(self) -> list[HashTable]:
@@ -189,19 +168,18 @@ class Publisher(StepCallback):
     @cached_property
     def _layout(self) -> Layout:
         """The stream's layout; the model is built before the first publication."""
-        file = self.folder / STREAM
-        if not file.exists():
+        if not self._folder.has_layout():
             layout = layout_of(self._published, uuid.uuid4().hex, self._dtype)
-            layout.save(file)
+            self._folder.save_layout(layout)
             return layout
-        held = Layout.load(file)
+        held = self._folder.layout()
         if held.rows != self._dtype:
             raise ConfigError(
-                f"{self.folder} has rows of {held.rows}: continue it with dtype={held.rows!r}, "
+                f"{self._folder} has rows of {held.rows}: continue it with dtype={held.rows!r}, "
                 "or name another folder"
             )
         if held != layout_of(self._published, held.stream, self._dtype):
-            raise ConfigError(f"{self.folder} has the deltas of another model: name another folder")
+            raise ConfigError(f"{self._folder} has the deltas of another model: name another folder")
         return held
 
     @property
@@ -235,31 +213,44 @@ class Publisher(StepCallback):
         tables = {
             name: _own(named, found[named.physical]) for name, named in named_tables(self._published).items()
         }
+        dense = dense or self._owes_dense
         weights = {
             name: variable.numpy() for name, variable in dense_weights(self._published).items() if dense
         }
-        delta = Delta(self._version, self._version + 1, self._pack(tables), weights)
         rows, removed = (
             sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
         )
         if not rows + removed + len(weights) and not empty:
             return self._done(now, None)
+        _check_finite(tables)
         _check_weights(self._published if dense else None)
-        path = self.folder / DELTAS / f"{delta.version:012d}.delta"
-        data = delta.encode(self._layout)
         try:
-            with explain_write_errors(path):
-                write_atomically(path, data)
-            self._version = delta.version
-            for table in self._tables:
-                self._was_published(table, steps[table.name], found[table.name])
+            written = [*self._write(tables, weights)]
         except BaseException:
-            if path.exists():  # whose contents are unknown
-                self._version, self._has_base = delta.version, False
+            self._may_be_published(found, dense)
             raise
+        for table in self._tables:
+            self._was_published(table, steps[table.name], found[table.name])
+        self._owes_dense = False
         self._note("delta", *(["dense"] if dense else []))
+        self._folder.compact_beside(self._layout)
         seconds = time.perf_counter() - start
-        return self._done(now, Published(delta.version, path, rows, removed, len(data), seconds))
+        size = sum(size for _, size in written)
+        return self._done(now, Published(self._version, written[-1][0], rows, removed, size, seconds))
+
+    def _write(
+        self, tables: Mapping[str, TableChange], weights: Mapping[str, Any]
+    ) -> Iterator[tuple[NamedPath, int]]:
+        """Write changes as one delta or several, the last of which has the dense weights."""
+        layout = self._layout
+        parts = split(tables, LARGEST, {name: 4 * layout.format_of(name).width for name in tables})
+        part = next(parts, None)
+        while part is not None:
+            packed, part = self._pack(part), next(parts, None)
+            self._number += 1
+            delta = Delta(self._version, self._number, packed, weights if part is None else {})
+            yield self._folder.write(delta, layout)
+            self._version = delta.version
 
     def publish_base(self) -> Published:
         """Publish a SavedModel, which servers load as a new version.
@@ -274,26 +265,30 @@ class Publisher(StepCallback):
             self._publish_delta(dense=True, empty=True)
             version = self._version
         else:
-            version = max([self._version, *rows_in(self.folder)]) + 1
+            self._number += 1
+            version = self._number
         for table in self._tables:  # before rows are read, so that no later removal is missed
             self._start(table)
         steps = {table.name: int(table.step()) for table in self._tables}
         rows = self._publish_rows(version, external) if external else 0
-        exported: Exported = export_model(
-            self._published,
-            self.folder / MODEL / str(version),
-            updates=Updates(self._layout, version),
-            dtype=self._dtype,
-            **self._export,
-        )
+        with self._folder.model(version) as staging:
+            exported: Exported = export_model(
+                self._published,
+                staging,
+                updates=Updates(self._layout, version),
+                dtype=self._dtype,
+                **self._export,
+            )
         for table in self._tables:
             self._since[table.name], self._removed[table.name] = steps[table.name], []
             self._absent[table.name] = _NO_IDS
         self._version, self._has_base = version, True
         self._note("delta", "dense", "base")
-        self._clean()
+        self._owes_dense = False
+        self._folder.clean()
         seconds = time.perf_counter() - start
-        done = Published(version, exported.folder, exported.rows + rows, 0, 0, seconds)
+        path = self._folder.path(f"{MODEL}/{version}")
+        done = Published(version, path, exported.rows + rows, 0, 0, seconds)
         self._done(now, done)
         return done
 
@@ -305,7 +300,7 @@ class Publisher(StepCallback):
             for name, dim in self._layout.tables.items()
         }
         number = rows = 0
-        with stage_folder(self.folder / ROWS / str(version)) as staging:
+        with self._folder.rows(version) as staging:
             save_external(staging, external)
             for table in self._tables:
                 own = {name: named[name] for name in external if named[name].physical == table.name}
@@ -315,14 +310,14 @@ class Publisher(StepCallback):
                     part = table.export_shards(first, min(first + shards, LOGICAL_SHARDS))
                     change = TableChange(np.asarray(part.keys), np.asarray(part.rows), _NO_IDS)
                     found = {name: _own(each, change) for name, each in own.items()}
+                    _check_finite(found)
                     delta = Delta(number, number + 1, self._pack({**empty, **found}), {})
                     number, rows = number + 1, rows + len(change.ids)
                     write_atomically(staging / f"{number:012d}.delta", delta.encode(self._layout))
         return rows
 
     def _pack(self, tables: Mapping[str, TableChange]) -> dict[str, TableChange]:
-        """Check rows, and convert them to the stream's format."""
-        _check_finite(tables)
+        """Convert rows to the stream's format."""
         return {
             name: replace(change, rows=self._layout.format_of(name).encode(change.rows))
             for name, change in tables.items()
@@ -336,19 +331,6 @@ class Publisher(StepCallback):
 
     def _note(self, *kinds: str) -> None:
         self._times |= dict.fromkeys(kinds, time.monotonic())
-
-    def _clean(self) -> None:
-        """Delete all SavedModels but the last two, and the rows and deltas that only earlier ones need."""
-        bases = models_in(self.folder)
-        for version in bases[:-2]:
-            shutil.rmtree(self.folder / MODEL / str(version), ignore_errors=True)
-        for version in rows_in(self.folder):
-            if version < bases[-2:][0]:
-                shutil.rmtree(self.folder / ROWS / str(version), ignore_errors=True)
-        for version, path in deltas_in(self.folder).items():
-            if version <= bases[-2:][0]:
-                with suppress(OSError):
-                    path.unlink()
 
     # The tables' changes.
 
@@ -393,11 +375,19 @@ class Publisher(StepCallback):
         else:
             table.forget_removals()
 
+    def _may_be_published(self, found: Mapping[str, TableChange], dense: bool) -> None:
+        """Note that servers may have a delta that couldn't be written: the next one includes it."""
+        self._owes_dense = self._owes_dense or dense
+        for name, change in found.items():  # if such a row is removed again, servers must remove it too
+            self._absent[name] = np.setdiff1d(self._absent[name], change.ids)
+
     # Keras.
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Publish what is due; at first, a SavedModel."""
         now = time.monotonic()
+        if now - self._times["failed"] < self._every:
+            return
         if not self._has_base or now - self._times["base"] >= self._base_every:
             self._try(self.publish_base)
         elif now - self._times["delta"] >= self._every:
@@ -415,7 +405,7 @@ class Publisher(StepCallback):
         except (ConfigError, NotFiniteError):
             raise
         except (GmetaError, OSError) as error:
-            self._note("delta")
+            self._note("failed")
             warnings.warn(f"not published, the next delta has it: {error}", stacklevel=2)
 
 
