@@ -108,11 +108,15 @@ def lacks(scheme: str) -> str | None:
 @functools.cache
 def file_system(scheme: str, authority: str) -> tuple[Any, str]:
     """Return the pyarrow file system of paths ``scheme://authority/...``, and their root in it."""
-    from pyarrow import fs
+    from pyarrow import ArrowInvalid, fs
 
+    one_request = {"allow_delayed_open": "true"}  # for a small file in place of three; pyarrow 17 lacks it
     root = f"{scheme}://{authority}/"
     if scheme in PYARROW:
-        found, base = fs.FileSystem.from_uri(root + (_s3_options() if scheme == "s3" else ""))
+        try:
+            found, base = fs.FileSystem.from_uri(root + (_s3_options(one_request) if scheme == "s3" else ""))
+        except ArrowInvalid:
+            found, base = fs.FileSystem.from_uri(root + (_s3_options({}) if scheme == "s3" else ""))
         return found, base.rstrip("/")
     import fsspec
 
@@ -120,14 +124,14 @@ def file_system(scheme: str, authority: str) -> tuple[Any, str]:
     return fs.PyFileSystem(fs.FSSpecHandler(found)), base.rstrip("/")
 
 
-def _s3_options() -> str:
+def _s3_options(options: dict[str, str]) -> str:
     """Return the environment's S3 settings for pyarrow, which would request missing ones from the service."""
-    options = {}
+    options = dict(options)
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     endpoint = os.environ.get("S3_ENDPOINT")
     if endpoint:
         scheme, _, host = endpoint.rpartition("://")
-        options = {"endpoint_override": host, "scheme": scheme or "https"}
+        options |= {"endpoint_override": host, "scheme": scheme or "https"}
         region = region or "us-east-1"
     if region:
         options["region"] = region
@@ -318,7 +322,8 @@ class StoredFiles:
         except Exception as error:  # packages of fsspec raise errors of their own
             text = f"{type(error).__name__}: {error}"
             advice = next((f": {advice}" for words, advice in _ADVICE if re.search(words, text)), "")
-            raise GmetaError(f"can't write {self.path(name)}: {first_line(error)}{advice}") from error
+            said = getattr(error, "strerror", None) or first_line(error)
+            raise GmetaError(f"can't write {self.path(name)}: {said}{advice}") from error
 
 
 @contextmanager

@@ -139,7 +139,7 @@ class Publisher(StepCallback):
         if collectives.world().size > 1:
             raise ConfigError("a Publisher needs all rows in its process, and there are several ranks")
         self._published = model
-        self._folder = PublishedFolder(folder)
+        self._folder = folder if isinstance(folder, PublishedFolder) else PublishedFolder(folder)
         self.limit = journal
         self._every = parse_duration(every, "every")
         self._dense_every = parse_duration(dense_every, "dense_every")
@@ -199,8 +199,14 @@ class Publisher(StepCallback):
         Raises:
           NotFiniteError: Rows or weights hold NaN or infinity. Nothing is published.
           GmetaError: A file can't be written; the next call includes these changes.
+          ConfigError: The publisher is closed, or another one has taken over.
         """
+        self._check_open()
         return self._publish_delta(dense, empty=False) if self._continues() else self.publish_base()
+
+    def _check_open(self) -> None:
+        if not self.close.alive:
+            raise ConfigError(f"the Publisher of {self._folder} is closed: make another one")
 
     def _continues(self) -> bool:
         """Return whether a delta can continue the last version."""
@@ -258,7 +264,9 @@ class Publisher(StepCallback):
         Raises:
           NotFiniteError: As for `publish`.
           GmetaError: The SavedModel can't be written.
+          ConfigError: As for `publish`.
         """
+        self._check_open()
         start, now = time.perf_counter(), time.time()
         external = external_names(self._published, self._export.get("external", ()))
         if external and self._continues():

@@ -58,9 +58,14 @@ def test_files_and_folders_appear_are_read_and_disappear(opened):
 
 def test_a_folder_that_fails_leaves_nothing(opened):
     files = opened()
-    with pytest.raises(RuntimeError), files.folder("model/3", "end") as made:
-        fill(made)
-        raise RuntimeError
+
+    def fail():
+        with files.folder("model/3", "end") as made:
+            fill(made)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert files.list() == {}
 
 
@@ -121,8 +126,8 @@ def test_what_a_killed_writer_has_left_is_removed(tmp_path, kind):
     [
         (
             OSError(
-                "When initiating multiple part upload for key 'x' in bucket 'b': AWS Error NO_SUCH_BUCKET during "
-                "CreateMultipartUpload operation: The specified bucket does not exist"
+                "When initiating multiple part upload for key 'x' in bucket 'b': AWS Error NO_SUCH_BUCKET "
+                "during CreateMultipartUpload operation: The specified bucket does not exist"
             ),
             "NO_SUCH_BUCKET .*: create the bucket, or correct its name$",
         ),

@@ -99,7 +99,7 @@ class Failing(fs.FileSystemHandler):
 
 
 def stored(folder: Path, scheme: str = "s3") -> tuple[StoredFiles, Failing]:
-    """Return files as those of an object store (``s3``) or of another file system, and what makes them fail."""
+    """Return files as of an object store (``s3``) or of another file system, and what makes them fail."""
     folder.mkdir(exist_ok=True)
     handler = Failing(folder, objects=scheme == "s3")
     return StoredFiles(f"{scheme}://bucket/online", (fs.PyFileSystem(handler), "bucket/online")), handler

@@ -18,7 +18,6 @@ import tensorflow as tf
 from gmeta.core import file_systems
 from gmeta.core.errors import DataError
 from gmeta.io import groups
-from gmeta.io.readers import remote
 from gmeta.io.readers.remote import locate, preflight, readable
 from support.grouped_data import reading, write_folder
 
