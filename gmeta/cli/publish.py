@@ -168,7 +168,7 @@ def follow(
     settings: dict[str, Any],
     where: str,
     *,
-    publish: Path | None,
+    publish: str | None,
     metrics_port: str | None,
     until_end: bool,
 ) -> None:
@@ -179,7 +179,7 @@ def follow(
       run: The run's folder.
       settings: The settings of `gmeta.experiment.online.online_model.OnlineConfig` but ``source``.
       where: Where they come from, for errors.
-      publish: The folder for servers.
+      publish: The folder for servers, or its address.
       metrics_port: The address for Prometheus.
       until_end: Whether to end with the log.
     """
@@ -228,12 +228,12 @@ def follow(
 @click.option(
     "--to",
     "folder",
-    type=click.Path(path_type=Path),
-    default=Path("online"),
+    metavar="FOLDER",
+    default="online",
     show_default=True,
-    help="The folder for servers.",
+    help="The folder for servers, or its address, such as s3://bucket/prefix.",
 )
-def command(run_path: Path, folder: Path) -> None:
+def command(run_path: Path, folder: str) -> None:
     """Publish the last checkpoint of a run on a stream, as a SavedModel.
 
     Training publishes by itself with `gmeta train --follow --publish FOLDER`, with deltas in between. This
@@ -261,10 +261,10 @@ def command(run_path: Path, folder: Path) -> None:
 @click.option(
     "--from",
     "folder",
-    type=click.Path(path_type=Path),
-    default=Path("online"),
+    metavar="FOLDER",
+    default="online",
     show_default=True,
-    help="The folder of a gmeta.export.Publisher.",
+    help="The folder of a gmeta.export.Publisher, or its address, such as s3://bucket/prefix.",
 )
 @click.option(
     "--to",
@@ -279,7 +279,7 @@ def command(run_path: Path, folder: Path) -> None:
 @click.option(
     "--every", default="1s", show_default=True, metavar="TIME", help="How often to look for deltas."
 )
-def deliver_command(folder: Path, urls: tuple[str, ...], follow: bool, every: str) -> None:
+def deliver_command(folder: str, urls: tuple[str, ...], follow: bool, every: str) -> None:
     """Send servers, and stores of rows, the deltas that they lack.
 
     A server is the REST interface of TensorFlow Serving, started with `--model_base_path=FROM/model`. Its
@@ -310,8 +310,9 @@ _OPTIONS = (
     ),
     click.option(
         "--publish",
-        type=click.Path(path_type=Path),
-        help="With --follow: the folder to which deltas for servers are published.",
+        metavar="FOLDER",
+        help="With --follow: the folder to which deltas for servers are published, or its address, such as "
+        "s3://bucket/prefix.",
     ),
     click.option(
         "--metrics-port",
@@ -330,7 +331,7 @@ def follow_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_without_follow(
-    source: str | None, publish: Path | None, metrics_port: str | None, until_end: bool
+    source: str | None, publish: str | None, metrics_port: str | None, until_end: bool
 ) -> None:
     """Refuse options that only training on a stream reads.
 

@@ -78,7 +78,7 @@ def command(
     on_bad: OnBad,
     checkpoint_every: int | None,
     followed: str | None,
-    publish: Path | None,
+    publish: str | None,
     metrics_port: str | None,
     until_end: bool,
     size: int | None,

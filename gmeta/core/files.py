@@ -1,4 +1,4 @@
-"""Writes files atomically, and defines the interface of a readable path."""
+"""Writes files and folders atomically, and defines the interfaces of paths and files in any file system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     """Write ``content`` so that ``path`` is only ever absent, unchanged or complete.
 
     The bytes go to a temporary name in the same folder, are flushed to the disk, and are then renamed over
-    ``path``. An interruption leaves the old file unchanged.
+    ``path``; the new name is flushed too. An interruption, also of the power, leaves the old file unchanged.
 
     Args:
       path: The file; its folder is created if it is missing.
@@ -68,6 +68,7 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync(path.parent)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -135,7 +136,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def stage_folder(final: Path) -> Iterator[Path]:
-    """Fill a hidden folder beside ``final``, and rename it to ``final`` at the end.
+    """Fill a hidden folder beside ``final``, flush it to the disk, and rename it to ``final`` at the end.
 
     An error or Ctrl-C inside the block removes the hidden folder and leaves ``final`` unchanged. An existing
     ``final`` is replaced; the caller must check first whether that is allowed.
@@ -222,14 +223,22 @@ def clear(folder: Path) -> None:
 def put_in_place(partial: Path, target: Path) -> None:
     """Rename a folder to its final name; a previous folder of that name is removed only afterwards.
 
+    The folder's files and names are flushed to the disk before, and its final name is flushed after.
+
     If the file system can exchange two names atomically, a reader always finds the old folder or the new one,
     even if the process is killed. Otherwise, the old folder briefly has another name; `restore` renames it
     back if the process is killed in between.
     """
+    for here, _, names in os.walk(partial, topdown=False):
+        for path in (*(Path(here, name) for name in names), Path(here)):
+            if path.is_file() or path.is_dir():
+                sync(path)
     if not target.exists():
         partial.rename(target)
+        sync(target.parent)
         return
     if _exchange(partial, target):
+        sync(target.parent)
         shutil.rmtree(partial, ignore_errors=True)
         return
     previous = _previous(target)
@@ -240,6 +249,7 @@ def put_in_place(partial: Path, target: Path) -> None:
     except BaseException:
         previous.rename(target)
         raise
+    sync(target.parent)
     shutil.rmtree(previous, ignore_errors=True)
 
 
@@ -262,3 +272,151 @@ def _exchange(one: Path, other: Path) -> bool:
     except (OSError, AttributeError):
         return False
     return bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)
+
+
+# Files below a root that a single process writes, and any number of others read.
+
+_WRITER_LOCK = ".lock"
+
+
+class NamedPath(Protocol):
+    """The part of `pathlib.Path` that the files of any file system have."""
+
+    @property
+    def name(self) -> str:
+        """The part after the last slash."""
+
+    def __fspath__(self) -> str: ...
+
+    def read_text(self) -> str:
+        """Return the file's content; raise OSError if it can't be read."""
+
+    def read_bytes(self) -> bytes:
+        """Return the file's content; raise OSError if it can't be read."""
+
+
+class Files(Protocol):
+    """Files below a root, by their paths within it, such as ``deltas/3``.
+
+    Attributes:
+      may_follow: How many files of an earlier writer may still appear after `claim`.
+    """
+
+    may_follow: int
+
+    def path(self, name: str) -> NamedPath:
+        """Return the path or address of a file or folder."""
+
+    def list(self) -> dict[str, int]:
+        """Return the files, without hidden ones, and their sizes in bytes; none if there is no root.
+
+        Raises:
+          OSError: They can't be listed.
+        """
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content.
+
+        Raises:
+          FileNotFoundError: There is no such file.
+          OSError: It can't be read.
+        """
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file.
+
+        Raises:
+          GmetaError: It can't be written. In a remote file system it may appear nevertheless.
+          ConfigError: Another writer has taken over.
+        """
+
+    def folder(self, name: str, last: str) -> contextlib.AbstractContextManager[Path]:
+        """Write a folder, whose file ``last`` appears last.
+
+        Yields:
+          A local path, at which the caller makes the folder.
+
+        Raises:
+          GmetaError: As for `write`. The incomplete folder is removed if the file system answers.
+          ConfigError: As for `write`.
+        """
+
+    def remove(self, name: str, first: str = "") -> None:
+        """Remove a file or folder, of a folder the file ``first`` first; errors are ignored."""
+
+    def claim(self, refusal: str) -> Callable[[], None]:
+        """Become the only writer, and remove unfinished files of killed ones.
+
+        Args:
+          refusal: The message if another process writes here.
+
+        Returns:
+          A function that ends the claim.
+
+        Raises:
+          GmetaError: Another process writes to the local folder; or a file can't be written.
+        """
+
+
+class LocalFiles:
+    """A local folder (`Files`)."""
+
+    may_follow = 0
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __str__(self) -> str:
+        return str(self._root)
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file or folder."""
+        return self._root / name
+
+    def list(self) -> dict[str, int]:
+        """Return the files, without hidden ones, and their sizes in bytes."""
+        found: dict[str, int] = {}
+        for here, folders, names in os.walk(self._root):
+            folders[:] = [name for name in folders if name[0] != "."]
+            for name in (name for name in names if name[0] != "."):
+                path = Path(here, name)
+                with contextlib.suppress(FileNotFoundError):  # it is removed meanwhile
+                    found[path.relative_to(self._root).as_posix()] = path.stat().st_size
+        return found
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content."""
+        return self.path(name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file."""
+        with explain_write_errors(self.path(name)):
+            write_atomically(self.path(name), data)
+
+    @contextmanager
+    def folder(self, name: str, last: str) -> Iterator[Path]:
+        """Write a folder, which appears whole."""
+        with stage_folder(self.path(name)) as staging:
+            staging.rmdir()
+            yield staging
+
+    def remove(self, name: str, first: str = "") -> None:
+        """Remove a file, or a folder, which disappears at once; errors are ignored."""
+        path = self.path(name)
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                path.rename(hidden)  # so that a killed process leaves no part under the folder's name
+                shutil.rmtree(hidden, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def claim(self, refusal: str) -> Callable[[], None]:
+        """Become the only writer; a second one is refused."""
+        lock = contextlib.ExitStack()
+        with explain_write_errors(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(lock_file(self._root / _WRITER_LOCK, refusal))
+            for folder in (self._root, *(path for path in self._root.iterdir() if path.is_dir())):
+                remove_unfinished(folder)
+        return lock.close

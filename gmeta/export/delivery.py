@@ -17,32 +17,22 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError, StoreError
 from gmeta.core.json_values import parse_json
-from gmeta.export.model_deltas import (
-    MODEL,
-    STREAM,
-    Delta,
-    Layout,
-    TableChange,
-    combine,
-    deltas_in,
-    external_in,
-    models_in,
-    parts_in,
-    rows_in,
-)
+from gmeta.export.model_deltas import Delta, Layout, TableChange
+from gmeta.export.published_folder import MODEL, PublishedFolder
 from gmeta.export.row_stores import Change, Position, RowStore, row_store
 
 Say = Callable[[str], None]
+Folder = str | os.PathLike[str] | PublishedFolder
 _LONGEST_PAUSE = 30.0
 _AT_ONCE = 64 << 20
 """The maximum bytes of deltas that are combined into one."""
@@ -91,11 +81,11 @@ class Server:
             raise GmetaError(f"{self.url} answers {signature} with something other than a version") from error
 
 
-def catch_up(folder: Path, server: Server, say: Say = print) -> int:
+def catch_up(folder: Folder, server: Server, say: Say = print) -> int:
     """Send a server all deltas that it lacks.
 
     Args:
-      folder: The folder of a `gmeta.export.Publisher`.
+      folder: The folder of a `gmeta.export.Publisher`, or its address, such as ``"s3://bucket/prefix"``.
       server: The server.
       say: Called with a sentence on each delta that was sent.
 
@@ -107,11 +97,12 @@ def catch_up(folder: Path, server: Server, say: Say = print) -> int:
         is damaged.
       GmetaError: As for `Server.apply`.
     """
-    layout = Layout.load(folder / STREAM)
+    published = _open(folder)
+    layout = published.layout()
     version = server.version()
-    while sent := _next(folder, layout, version):
+    while sent := _next(published, layout, version):
         start = time.perf_counter()
-        data = _without(sent, external_in(folder, sent.version)).encode(layout)
+        data = _without(sent, published.external(sent.version)).encode(layout)
         version = server.apply(data)
         seconds = time.perf_counter() - start
         say(f"{server.url}: version {version}, {len(data):,} bytes in {seconds:.3f} s")
@@ -129,7 +120,7 @@ def _without(delta: Delta, external: Mapping[str, str]) -> Delta:
     return Delta(delta.after, delta.version, left, delta.dense)
 
 
-def catch_up_rows(folder: Path, store: RowStore, say: Say = print) -> int:
+def catch_up_rows(folder: Folder, store: RowStore, say: Say = print) -> int:
     """Send a store all external rows that it lacks.
 
     Args:
@@ -145,7 +136,8 @@ def catch_up_rows(folder: Path, store: RowStore, say: Say = print) -> int:
       StoreUnavailableError: The store doesn't answer.
       StoreError: It refuses, or it has the rows of another stream.
     """
-    layout = Layout.load(folder / STREAM)
+    published = _open(folder)
+    layout = published.layout()
     own = str(layout.fingerprint)
     held = store.positions()
     while True:
@@ -158,17 +150,17 @@ def catch_up_rows(folder: Path, store: RowStore, say: Say = print) -> int:
         at = min(each.at for each in held)
         load = {each.stream for each in held} != {own}
         try:
-            sent = None if load else _next(folder, layout, at)
+            sent = None if load else _next(published, layout, at)
         except _NoDeltaError:
-            if at >= max(rows_in(folder), default=0):
+            if at >= max(published.contents().rows, default=0):
                 raise
             sent, load = None, True
         if load:
-            done = _load(folder, layout, store, held)
+            done = _load(published, layout, store, held)
         elif sent is None:
             return at
         else:
-            tables = _external(sent, external_in(folder, sent.version))
+            tables = _external(sent, published.external(sent.version))
             to = Position(own, sent.version)
             store.change(Change(own, sent.after, sent.version, to, sent.version, layout.rows, tables))
             done = f"version {sent.version}"
@@ -178,25 +170,25 @@ def catch_up_rows(folder: Path, store: RowStore, say: Say = print) -> int:
         say(f"{store.url}: {done}, in {time.perf_counter() - start:.3f} s")
 
 
-def _load(folder: Path, layout: Layout, store: RowStore, held: Set[Position]) -> str:
+def _load(folder: PublishedFolder, layout: Layout, store: RowStore, held: Set[Position]) -> str:
     """Take the next step to load all rows of the newest version into a store, and describe it."""
-    versions = rows_in(folder)
+    versions = folder.contents().rows
     if not versions:
         raise DataError(
             "has no rows for a store",
-            path=folder,
+            path=str(folder),
             advice="publish with Publisher(..., export={'external': [tables]})",
         )
-    version, own = versions[-1], str(layout.fingerprint)
+    version, own = max(versions), str(layout.fingerprint)
     loads = [int(each.stream.partition("/")[2] or 0) for each in held]
     if max(loads) > version:
         raise DataError(
             f"{store.url} is being loaded with version {max(loads)}, and the newest here is {version}",
-            path=folder,
+            path=str(folder),
             advice="deliver from the folder that the publisher writes",
         )
     load = f"{own}/{version}"
-    parts = parts_in(folder, version)
+    parts = versions[version]
     loaded = [each for each in held if each.stream == own and each.at >= version]
     if behind := [each for each in held if each.stream != load and each not in loaded]:
         for each in behind:
@@ -206,7 +198,7 @@ def _load(folder: Path, layout: Layout, store: RowStore, held: Set[Position]) ->
         return f"the load of version {version} begins"
     at = min(each.at for each in held if each.stream == load)
     if at < len(parts):
-        tables = _external(_read(parts[at], layout), external_in(folder, version))
+        tables = _external(_read(folder, parts[at], layout), folder.external(version))
         store.change(Change(load, at, at + 1, Position(load, at + 1), version, layout.rows, tables))
         return f"part {at + 1} of {len(parts)} of version {version}"
     store.sweep(version)
@@ -222,47 +214,42 @@ class _NoDeltaError(DataError):
     """No delta continues a version."""
 
 
-def _read(path: Path, layout: Layout) -> Delta:
+def _open(folder: Folder) -> PublishedFolder:
+    return folder if isinstance(folder, PublishedFolder) else PublishedFolder(folder)
+
+
+def _read(folder: PublishedFolder, name: str, layout: Layout) -> Delta:
     try:
-        return Delta.decode(path.read_bytes(), layout, path)
-    except (OSError, ValueError, TypeError) as error:  # for example, the publisher deletes it meanwhile
-        raise DataError(f"can't be read: {error}", path=path) from error
+        return folder.read(name, layout)
+    except FileNotFoundError as error:  # the publisher deletes it meanwhile
+        raise DataError(f"can't be read: {error.strerror}", path=folder.path(name)) from error
 
 
-def _next(folder: Path, layout: Layout, version: int) -> Delta | None:
+def _next(folder: PublishedFolder, layout: Layout, version: int) -> Delta | None:
     """Return the delta that updates a version, combined with those after it; None if there is none."""
-    found: list[Delta] = []
-    size = 0
-    for path in (path for number, path in deltas_in(folder).items() if number > version):
-        expected = found[-1].version if found else version
-        delta = _read(path, layout)
-        if delta.after != expected:
-            break
-        size += path.stat().st_size
-        if found and size > _AT_ONCE:
-            break
-        found.append(delta)
-    if found:
-        return combine(found)
-    bases, last = models_in(folder), max([0, *deltas_in(folder), *models_in(folder)])
-    if version > last:
+    contents = folder.contents()
+    if version > contents.version:
         raise DataError(
-            f"the server has version {version}, and the last one here is {last}",
-            path=folder,
+            f"the server has version {version}, and the last one here is {contents.version}",
+            path=str(folder),
             advice="it serves the model of another folder, or an old one of this folder",
         )
-    if version == last:
+    if version == contents.version:
         return None
-    load = f"the server has to load {folder / MODEL / str(bases[-1])}" if bases else "publish again"
+    if (delta := folder.changes(layout, version, _AT_ONCE)) is not None:
+        return delta
+    base = folder.path(f"{MODEL}/{contents.models[-1]}") if contents.models else None
+    load = f"the server has to load {os.fspath(base)}" if base else "publish again"
+    models = os.fspath(folder.path(MODEL))
     raise _NoDeltaError(
         f"no delta continues version {version}",
-        path=folder,
-        advice=f"{load}, as TensorFlow Serving does by itself with --model_base_path={folder / MODEL}",
+        path=str(folder),
+        advice=f"{load}, as TensorFlow Serving does by itself with --model_base_path={models}",
     )
 
 
 def deliver(
-    folder: Path,
+    folder: Folder,
     urls: Sequence[str],
     *,
     follow: bool = False,
@@ -272,7 +259,7 @@ def deliver(
     """Send servers and stores all deltas that they lack.
 
     Args:
-      folder: The folder of a `gmeta.export.Publisher`.
+      folder: The folder of a `gmeta.export.Publisher`, or its address, such as ``"s3://bucket/prefix"``.
       urls: The servers' models, such as ``"http://host:8501/v1/models/my_model"``, and stores of external
         rows: ``"redis://host:6379/prefix"``, of a cluster ``"redis://host:6379,host:6379/prefix"``, or
         ``"rocksdb:///folder"``.
@@ -300,11 +287,11 @@ def deliver(
                 targets[url] = Server(url)
             else:
                 targets[store.url] = stack.enter_context(closing(store))
-        return _deliver(folder, targets, follow, every, say)
+        return _deliver(_open(folder), targets, follow, every, say)
 
 
 def _deliver(
-    folder: Path, targets: Mapping[str, Server | RowStore], follow: bool, every: float, say: Say
+    folder: PublishedFolder, targets: Mapping[str, Server | RowStore], follow: bool, every: float, say: Say
 ) -> dict[str, int]:
     versions: dict[str, int] = {}
     pauses = dict.fromkeys(targets, 0.0)

@@ -22,26 +22,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gmeta.core.errors import ConfigError, DataError
-from gmeta.core.files import explain_write_errors, write_atomically
+from gmeta.core.files import NamedPath
 from gmeta.core.json_values import mapping, parse_json, text, whole, wholes
 from gmeta.core.row_formats import RowDtype, RowFormat
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[Any]
-
-STREAM, MODEL, DELTAS, ROWS = "stream.json", "model", "deltas", "rows"
-"""What is in the folder of a `gmeta.export.Publisher`: the layout, SavedModels, deltas, and all rows of
-external tables."""
-_TABLES = "tables.json"
 
 FORMAT = "gmeta-model-deltas"
 MAGIC = int.from_bytes(b"gmdelta1", "little")
@@ -64,6 +59,10 @@ class TableChange:
     ids: Ints
     rows: Rows
     removed: Ints
+
+
+Tables = Mapping[str, TableChange]
+"""Table -> its changes."""
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,16 @@ class Layout:
         digest = hashlib.sha256(json.dumps(value).encode()).digest()
         return int.from_bytes(digest[:8], "little", signed=True)
 
-    def save(self, path: Path) -> None:
-        """Write the layout as JSON.
-
-        Raises:
-          GmetaError: The file can't be written.
-        """
+    def to_json(self) -> str:
+        """Return the layout as JSON, which `load` reads."""
         value = {"format": FORMAT, "version": 1, **asdict(self), "fingerprint": self.fingerprint}
         if self.rows == "float32":
             del value["rows"]  # as earlier versions of gmeta write it
-        with explain_write_errors(path):
-            write_atomically(path, json.dumps(value, indent=1) + "\n")
+        return json.dumps(value, indent=1) + "\n"
 
     @classmethod
-    def load(cls, path: Path) -> Layout:
-        """Read a layout that `save` wrote.
+    def load(cls, path: NamedPath) -> Layout:
+        """Read the file of a layout.
 
         Raises:
           DataError: There is no such file, or gmeta didn't write it.
@@ -134,7 +128,9 @@ class Layout:
                 raise ValueError("its fingerprint differs")
         except OSError as error:
             raise DataError(
-                f"can't be read: {error.strerror}", path=path, advice="name the folder of a Publisher"
+                f"can't be read: {error.strerror or error}",
+                path=path,
+                advice="name the folder of a Publisher",
             ) from error
         except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise DataError(f"not what gmeta writes: {error}", path=path) from error
@@ -157,6 +153,14 @@ class Delta:
     tables: Mapping[str, TableChange]
     dense: Mapping[str, npt.NDArray[Any]]
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it has when it is encoded."""
+        of_tables = sum(
+            change.ids.nbytes + change.removed.nbytes + change.rows.nbytes for change in self.tables.values()
+        )
+        return of_tables + sum(values.nbytes for values in self.dense.values())
+
     def encode(self, layout: Layout) -> bytes:
         """Return the delta's bytes."""
         counts = [(len(change.ids), len(change.removed)) for change in self._of(layout)]
@@ -178,7 +182,7 @@ class Delta:
         return [self.tables[name] for name in layout.tables]
 
     @classmethod
-    def decode(cls, data: bytes, layout: Layout, path: Path | None = None) -> Delta:
+    def decode(cls, data: bytes, layout: Layout, path: os.PathLike[str] | None = None) -> Delta:
         """Read the bytes of a delta.
 
         Args:
@@ -246,6 +250,41 @@ def _then(one: TableChange, other: TableChange) -> TableChange:
     )
 
 
+def split(tables: Mapping[str, TableChange], limit: int, row_bytes: Mapping[str, int]) -> Iterator[Tables]:
+    """Divide changes into parts, each of which has at most about ``limit`` bytes in a delta.
+
+    Args:
+      tables: Table -> its changes.
+      limit: In bytes.
+      row_bytes: Table -> the bytes of a row in a delta.
+
+    Yields:
+      Changes of every table, at least once. Together they have each row and each removed id once.
+    """
+    none = {
+        name: TableChange(change.ids[:0], change.rows[:0], change.removed[:0])
+        for name, change in tables.items()
+    }
+    part, size = dict(none), 0
+    for name, change in tables.items():
+        each = 8 + row_bytes[name]
+        gone = done = 0
+        while gone < len(change.removed) or done < len(change.ids):
+            room = max(limit - size, 0)
+            removed = min(len(change.removed) - gone, room // 8)
+            rows = min(len(change.ids) - done, (room - 8 * removed) // each)
+            if removed + rows == 0 and size:
+                yield part
+                part, size = dict(none), 0
+                continue
+            if removed + rows == 0:  # one is larger than the limit
+                removed, rows = (1, 0) if gone < len(change.removed) else (0, 1)
+            end, last = done + rows, gone + removed
+            part[name] = TableChange(change.ids[done:end], change.rows[done:end], change.removed[gone:last])
+            done, gone, size = end, last, size + each * rows + 8 * removed
+    yield part
+
+
 def checksum(words: Ints) -> int:
     """Compute the checksum of a delta's words, int64, without the word that holds it."""
     factors = 2 * np.arange(len(words), dtype=np.int64) + 1
@@ -258,50 +297,3 @@ def _words(values: npt.NDArray[Any]) -> Ints:
     """Return values as whole words, padded with zeros."""
     data = np.ascontiguousarray(values).tobytes()
     return np.frombuffer(data + bytes(-len(data) % 8), np.int64)
-
-
-def deltas_in(folder: Path) -> dict[int, Path]:
-    """Return the deltas in a publisher's folder by version, in ascending order."""
-    found = {int(path.stem): path for path in (folder / DELTAS).glob("*.delta") if path.stem.isdigit()}
-    return dict(sorted(found.items()))
-
-
-def models_in(folder: Path) -> list[int]:
-    """Return the versions of the SavedModels in a publisher's folder, in ascending order."""
-    return _versions(folder / MODEL)
-
-
-def rows_in(folder: Path) -> list[int]:
-    """Return the versions of which a publisher's folder has all external rows, in ascending order."""
-    return _versions(folder / ROWS)
-
-
-def _versions(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
-
-
-def save_external(folder: Path, names: Mapping[str, str]) -> None:
-    """Note which tables' rows are in a folder of rows, before its deltas: name in the layout -> in stores."""
-    write_atomically(folder / _TABLES, json.dumps(names, indent=1) + "\n")
-
-
-def external_in(folder: Path, version: int) -> dict[str, str]:
-    """Return the external tables at a version: name in the layout -> name in stores.
-
-    Raises:
-      DataError: What `save_external` wrote can't be read.
-    """
-    found = [each for each in rows_in(folder) if each <= version]
-    if not found:
-        return {}
-    path = folder / ROWS / str(found[-1]) / _TABLES
-    try:
-        value = mapping(parse_json(path.read_text()), "the file")
-        return {table: text(name, table) for table, name in value.items()}
-    except (OSError, ValueError, TypeError) as error:  # for example, the publisher deletes it meanwhile
-        raise DataError(f"can't be read: {error}", path=path) from error
-
-
-def parts_in(folder: Path, version: int) -> list[Path]:
-    """Return the deltas that together are all external rows of a version, in the order of their numbers."""
-    return sorted((folder / ROWS / str(version)).glob("*.delta"))

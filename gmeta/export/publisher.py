@@ -8,6 +8,8 @@
     online/deltas/000000000003.delta
     online/rows/1/                        the rows of external tables at version 1, in many deltas
 
+The folder may be in an object store; `gmeta.export.published_folder` describes it, and its compaction.
+
 Each publication gets the next version. A server that loads ``model/1`` has version 1, and takes delta 2
 through its signature ``apply_delta``; `gmeta deliver` sends it. If the delta has dense weights, the server
 then answers exactly as an export made at that moment, to the last bit. After ``base_every``, and where a
@@ -21,7 +23,8 @@ A delta holds the rows whose last step isn't below the table's step at the last 
 training has read or updated since then, and those of that same step. Removed ids come from the tables'
 journals. Checkpoints empty these too, so each side reads a journal before the other empties it. Files appear
 whole or not at all, and deltas in the order of their versions; the next delta includes what couldn't be
-published.
+published. Changes of more than `LARGEST` bytes are divided among several versions, of which the last has the
+dense weights. Versions between have some rows from before and some from after.
 
 On several ranks, each rank finds the changes of its own rows, and rank 0 receives and writes all of them
 (`gmeta.export.table_changes`). The clock of rank 0 decides what is due, and all ranks raise an error of one.
@@ -30,13 +33,12 @@ On several ranks, each rank finds the changes of its own rows, and rank 0 receiv
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,32 +51,14 @@ from gmeta.core import collectives
 from gmeta.core.collectives.place import as_one_rank
 from gmeta.core.collectives.rank_group import Ranks
 from gmeta.core.errors import CollectiveError, ConfigError, GmetaError, NotFiniteError
-from gmeta.core.files import (
-    explain_write_errors,
-    lock_file,
-    remove_unfinished,
-    stage_folder,
-    write_atomically,
-)
+from gmeta.core.files import NamedPath, write_atomically
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.core.settings import parse_duration
 from gmeta.core.step import StepCallback
 from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables
 from gmeta.export.external_rows import external_names
-from gmeta.export.model_deltas import (
-    DELTAS,
-    MODEL,
-    ROWS,
-    STREAM,
-    Delta,
-    Ints,
-    Layout,
-    TableChange,
-    deltas_in,
-    models_in,
-    rows_in,
-    save_external,
-)
+from gmeta.export.model_deltas import Delta, Layout, TableChange, split
+from gmeta.export.published_folder import LARGEST, MODEL, PublishedFolder, save_external, span_name
 from gmeta.export.saved_model import export_model
 from gmeta.export.table_changes import (
     Changes,
@@ -84,11 +68,8 @@ from gmeta.export.table_changes import (
     tables_on_first,
 )
 
-_LOCK = ".lock"
-_SHARDS_AT_A_TIME = 16
 _ASK_MOST = 8
 """The most batches between two looks of several ranks at the clock of rank 0."""
-_NO_IDS: Ints = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -97,15 +78,15 @@ class Published:
 
     Attributes:
       version: The version that servers have after they load or apply it.
-      path: The delta's file, or the SavedModel's folder.
+      path: The delta's file, the last one if it was divided, or the SavedModel's folder.
       rows: The number of rows in it, those of external tables included.
       removed: The number of removed ids in it.
-      bytes: The size of the delta's file; 0 for a SavedModel.
+      bytes: The size of the delta's files; 0 for a SavedModel.
       seconds: How long the publication took.
     """
 
     version: int
-    path: Path
+    path: NamedPath
     rows: int
     removed: int
     bytes: int
@@ -121,8 +102,10 @@ class Publisher(StepCallback):
     Args:
       model: The model. Its exported graph may not hold values computed at export, as the graphs of next-item
         models do, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
-      folder: Where to publish. An existing folder of the same model is continued with a new SavedModel,
-        written at the end of the first batch. One publisher at a time may use it; ``close()`` releases it.
+      folder: Where to publish: a path, or an address such as ``"s3://bucket/prefix"``, ``gs://``, ``hdfs://``
+        or one of fsspec. An existing folder of the same model is continued with a new SavedModel, written at
+        the end of the first batch. One publisher at a time may use it; ``close()`` releases it. A second one
+        is refused; at an address, it takes over, and the first one ends with an error at its next file.
       every: The time between two deltas, such as ``"60s"``; they are made at the ends of batches, and by
         `publish_due`.
       dense_every: The time between two deltas with dense weights; the end of `fit` publishes them as well.
@@ -140,8 +123,9 @@ class Publisher(StepCallback):
         are published. 0 before the first one.
 
     Raises:
-      ConfigError: A time or ``dtype`` is invalid; the folder belongs to another model, or has rows of another
-        dtype; or as for `export_model`.
+      ConfigError: A time or ``dtype`` is invalid; the folder belongs to another
+        model, or has rows of another dtype; no installed package knows the address; another publisher has
+        taken over; or as for `export_model`.
       GmetaError: Another publisher uses the folder, or it can't be written.
 
     Example:
@@ -166,7 +150,7 @@ class Publisher(StepCallback):
         super().__init__()
         self._published = model
         self._ranks = Ranks.of()
-        self.folder = Path(folder)
+        self._folder = folder if isinstance(folder, PublishedFolder) else PublishedFolder(folder)
         self._period = {
             "delta": parse_duration(every, "every"),
             "dense": parse_duration(dense_every, "dense_every"),
@@ -177,41 +161,37 @@ class Publisher(StepCallback):
             raise ConfigError("export has 'dtype', which deltas need too: give Publisher(..., dtype=...)")
         self._dtype: RowDtype = RowFormat(dtype, 1).dtype
         self._changes = Changes(model, self._ranks, journal, self._dtype)
-        self._times = dict.fromkeys(("delta", "dense", "base"), -np.inf)
-        self._behind = {*self._times}  # what doesn't include the last batches
+        self._times = dict.fromkeys(("delta", "dense", "base", "failed"), -np.inf)
+        self._behind = {*self._period}  # what doesn't include the last batches
+        self._owes_dense = False  # a delta with dense weights may have appeared, or not
         self._asked, self._batches, self._ask_after = time.monotonic(), 0, 1
         self.listeners: list[Callable[[Published | None], Any]] = []
         self.covered = 0.0
-        lock = ExitStack()
-        self.close = weakref.finalize(self, lock.close)
-        self._version = self._ranks.from_first(lambda: self._claim(lock))
+        claim = ExitStack()
+        self.close = weakref.finalize(self, claim.close)
+        self._number = self._ranks.from_first(lambda: self._claim(claim))  # the last used, on rank 0
+        self._version = self._number
 
-    def _claim(self, lock: ExitStack) -> int:
-        """Lock the folder, and return its last version."""
-        with explain_write_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        refusal = f"{self.folder} is used by another Publisher: close() it, or end its process"
-        lock.enter_context(lock_file(self.folder / _LOCK, refusal))
-        for part in (self.folder, self.folder / MODEL, self.folder / DELTAS, self.folder / ROWS):
-            remove_unfinished(part)
-        return max([0, *models_in(self.folder), *deltas_in(self.folder), *rows_in(self.folder)])
+    def _claim(self, claim: ExitStack) -> int:
+        """Become the folder's publisher, and return its last number; each is for one file alone."""
+        claim.callback(self._folder.claim())
+        return self._folder.first_free() - 1
 
     @cached_property
     def _layout(self) -> Layout:
         """The stream's layout, on rank 0; the model is built before the first publication."""
-        file = self.folder / STREAM
-        if not file.exists():
+        if not self._folder.has_layout():
             layout = layout_of(self._published, uuid.uuid4().hex, self._dtype)
-            layout.save(file)
+            self._folder.save_layout(layout)
             return layout
-        held = Layout.load(file)
+        held = self._folder.layout()
         if held.rows != self._dtype:
             raise ConfigError(
-                f"{self.folder} has rows of {held.rows}: continue it with dtype={held.rows!r}, "
+                f"{self._folder} has rows of {held.rows}: continue it with dtype={held.rows!r}, "
                 "or name another folder"
             )
         if held != layout_of(self._published, held.stream, self._dtype):
-            raise ConfigError(f"{self.folder} has the deltas of another model: name another folder")
+            raise ConfigError(f"{self._folder} has the deltas of another model: name another folder")
         return held
 
     @property
@@ -231,8 +211,14 @@ class Publisher(StepCallback):
         Raises:
           NotFiniteError: Rows or weights hold NaN or infinity. Nothing is published.
           GmetaError: A file can't be written; the next call includes these changes.
+          ConfigError: The publisher is closed, or another one has taken over.
         """
+        self._check_open()
         return self._publish_delta(dense, empty=False) if self._continues() else self.publish_base()
+
+    def _check_open(self) -> None:
+        if not self.close.alive:
+            raise ConfigError(f"the Publisher of {self._folder} is closed: make another one")
 
     def _continues(self) -> bool:
         """Return whether a delta can continue the last version, on all ranks."""
@@ -248,52 +234,61 @@ class Publisher(StepCallback):
 
     def _publish_delta(self, dense: bool, *, empty: bool) -> Published | None:
         start, now = time.perf_counter(), time.time()
+        dense = dense or self._owes_dense
         if dense:
             self._merge_averages()
         with self._ranks.together():
             _check_weights(self._published if dense else None)
             found = self._changes.find()
         tables = changes_on_first(found.by_user)
-        written = self._ranks.from_first(lambda: self._write_delta(tables, dense, empty))
-        if written is None:
-            self._note("delta")
-            return self._done(now, None)
-        version, path, rows, removed, size = written
         try:
+            written = self._ranks.from_first(lambda: self._write(tables, dense, empty))
+            if written is None:
+                self._note("delta")
+                return self._done(now, None)
             with self._ranks.together():
                 self._changes.published(found)
-        except BaseException:
-            self._version, self._changes.whole = version, False
+        except BaseException:  # servers may have it: the next delta includes it
+            self._owes_dense = self._owes_dense or dense
+            self._changes.may_be_published(found)
             raise
-        self._version = version
+        name, self._version, rows, removed, size = written
+        self._owes_dense = False
         self._note("delta", *(["dense"] if dense else []))
+        if self._ranks.rank == 0:
+            self._folder.compact_beside(self._layout)
         seconds = time.perf_counter() - start
-        return self._done(now, Published(version, Path(path), rows, removed, size, seconds))
+        return self._done(
+            now, Published(self._version, self._folder.path(name), rows, removed, size, seconds)
+        )
 
-    def _write_delta(
+    def _write(
         self, tables: Mapping[str, TableChange], dense: bool, empty: bool
-    ) -> tuple[int, str, int, int, int] | None:
-        """Write a delta; return its version, path, rows, removed ids and bytes. None: nothing has changed."""
+    ) -> tuple[str, int, int, int, int] | None:
+        """Write changes as one delta or several, the last of which has the dense weights.
+
+        Returns:
+          The last one's name and version, and the number of rows, of removed ids and of bytes. None: nothing
+          has changed.
+        """
         layout = self._layout
         weights = {
             name: variable.numpy() for name, variable in dense_weights(self._published).items() if dense
         }
-        delta = Delta(self._version, self._version + 1, tables, weights)
         rows, removed = (
             sum(len(getattr(change, kind)) for change in tables.values()) for kind in ("ids", "removed")
         )
         if not rows + removed + len(weights) and not empty:
             return None
-        path = self.folder / DELTAS / f"{delta.version:012d}.delta"
-        data = delta.encode(layout)
-        try:
-            with explain_write_errors(path):
-                write_atomically(path, data)
-        except BaseException:
-            if path.exists():  # whose contents are unknown
-                self._version, self._changes.whole = delta.version, False
-            raise
-        return delta.version, str(path), rows, removed, len(data)
+        parts = split(tables, LARGEST, {name: 4 * layout.format_of(name).width for name in tables})
+        part, size, name = next(parts, None), 0, ""
+        while part is not None:
+            packed, part = part, next(parts, None)
+            self._number += 1
+            delta = Delta(self._version, self._number, packed, weights if part is None else {})
+            size += self._folder.write(delta, layout)[1]
+            name, self._version = span_name(delta.after, delta.version), delta.version
+        return name, self._version, rows, removed, size
 
     def publish_base(self) -> Published:
         """Publish a SavedModel, which servers load as a new version.
@@ -301,7 +296,9 @@ class Publisher(StepCallback):
         Raises:
           NotFiniteError: As for `publish`.
           GmetaError: The SavedModel can't be written.
+          ConfigError: As for `publish`.
         """
+        self._check_open()
         start, now = time.perf_counter(), time.time()
         external = external_names(self._published, self._export.get("external", ()))
         continues = self._continues()
@@ -309,7 +306,8 @@ class Publisher(StepCallback):
             self._publish_delta(dense=True, empty=True)
             version = self._version
         else:
-            version = self._ranks.from_first(lambda: max([self._version, *rows_in(self.folder)]) + 1)
+            self._number += 1
+            version = self._ranks.from_first(lambda: self._number)
         self._merge_averages()
         with self._ranks.together():
             steps = self._changes.start()  # before rows are read, so that no later removal is missed
@@ -318,22 +316,22 @@ class Publisher(StepCallback):
         left = {named[name].physical for name in external}
         inside = [table for table in self._changes.tables if table.name not in left]
         gathered = tables_on_first(inside, self._ranks) if self._ranks.size > 1 else {}
-        folder = self.folder / MODEL / str(version)
-        rows += self._ranks.from_first(lambda: self._write_model(folder, version, gathered))
+        rows += self._ranks.from_first(lambda: self._write_model(version, gathered))
         self._changes.all_published(steps)
-        self._version = version
+        self._version, self._owes_dense = version, False
         self._note("delta", "dense", "base")
-        self._ranks.from_first(self._clean)
-        done = Published(version, folder, rows, 0, 0, time.perf_counter() - start)
+        self._ranks.from_first(self._folder.clean)
+        seconds = time.perf_counter() - start
+        done = Published(version, self._folder.path(f"{MODEL}/{version}"), rows, 0, 0, seconds)
         self._done(now, done)
         return done
 
-    def _write_model(self, folder: Path, version: int, gathered: dict[str, tuple[Any, Any]]) -> int:
+    def _write_model(self, version: int, gathered: dict[str, tuple[Any, Any]]) -> int:
         """Write a SavedModel of all ranks' rows; return their number."""
-        with as_one_rank():
+        with self._folder.model(version) as staging, as_one_rank():
             return export_model(
                 self._published,
-                folder,
+                staging,
                 updates=Updates(self._layout, version, gathered),
                 dtype=self._dtype,
                 **self._export,
@@ -347,10 +345,9 @@ class Publisher(StepCallback):
         empty = self._changes.by_user({table.name: no_changes(table) for table in tables})
         number = rows = 0
         with ExitStack() as stack:
-            folder = self.folder / ROWS / str(version)
 
             def begin() -> str:
-                staging = stack.enter_context(stage_folder(folder))
+                staging = stack.enter_context(self._folder.rows(version))
                 save_external(staging, external)
                 return str(staging)
 
@@ -378,24 +375,11 @@ class Publisher(StepCallback):
         self._times |= dict.fromkeys(kinds, time.monotonic())
         self._behind -= {*kinds}
 
-    def _clean(self) -> None:
-        """Delete all SavedModels but the last two, and the rows and deltas that only earlier ones need."""
-        bases = models_in(self.folder)
-        for version in bases[:-2]:
-            shutil.rmtree(self.folder / MODEL / str(version), ignore_errors=True)
-        for version in rows_in(self.folder):
-            if version < bases[-2:][0]:
-                shutil.rmtree(self.folder / ROWS / str(version), ignore_errors=True)
-        for version, path in deltas_in(self.folder).items():
-            if version <= bases[-2:][0]:
-                with suppress(OSError):
-                    path.unlink()
-
     # Keras.
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Publish what is due; at first, a SavedModel."""
-        self._behind = {*self._times}
+        self._behind = {*self._period}
         self._batches += 1
         if self._ranks.size == 1 or self._batches >= self._ask_after:
             self.publish_due()
@@ -418,9 +402,11 @@ class Publisher(StepCallback):
 
     def _due(self, now: float) -> str:
         """Return what is due: ``"base"``, ``"dense"``, ``"delta"`` or nothing."""
+        if now - self._times["failed"] < self._period["delta"]:
+            return ""
         over = {kind for kind, period in self._period.items() if now - self._times[kind] >= period}
         if "base" in over & self._behind or not self._changes.whole:
-            return "base" if "delta" in over else ""
+            return "base"
         if "dense" in over & self._behind and "delta" in over:
             return "dense"
         return "delta" if "delta" in over & self._behind else ""
@@ -436,7 +422,7 @@ class Publisher(StepCallback):
         except (CollectiveError, ConfigError, NotFiniteError):
             raise
         except (GmetaError, OSError) as error:
-            self._times["delta"] = time.monotonic()
+            self._note("failed")
             warnings.warn(f"not published, the next delta has it: {error}", stacklevel=2)
 
 

@@ -136,6 +136,11 @@ class Changes:
             else:
                 table.forget_removals()
 
+    def may_be_published(self, found: Found) -> None:
+        """Note that servers may have the changes which `find` returned: the next delta includes them."""
+        for name, change in found.by_table.items():  # if it is removed again, servers must remove it too
+            self._absent[name] = np.setdiff1d(self._absent[name], change.ids)
+
     def by_user(self, changes: Mapping[str, TableChange]) -> dict[str, TableChange]:
         """Return the changes of some physical tables by users' tables, with rows in the stream's format.
 

@@ -24,7 +24,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import RanksError
 from gmeta.experiment.online.follow import Following, begin, load_config
 from gmeta.experiment.online.online_model import OnlineConfig
-from gmeta.export.model_deltas import deltas_in, models_in
+from gmeta.export.published_folder import PublishedFolder
 from gmeta.initializers import Normal
 from gmeta.io import StreamPosition, stream
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
@@ -213,8 +213,9 @@ def test_the_command_follows_and_publishes_on_two_ranks(tmp_path: Path) -> None:
         done = warm.run([sys.executable, *words])
         assert done.returncode == 0, done.stderr
         assert "the same command continues" in done.stderr
-    base = models_in(online)[-1]
-    deltas = [path for version, path in deltas_in(online).items() if version > base]
+    found = PublishedFolder(online).contents()
+    base = found.models[-1]
+    deltas = [online / span.name for span in found.following(base)]
     asked = {"user": np.arange(20), "item": np.array([f"i{i}".encode() for i in range(20)], object)}
     model = online / f"model/{base}"
     applied = [

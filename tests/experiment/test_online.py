@@ -12,7 +12,7 @@ from gmeta.cli.publish import command as publish_command
 from gmeta.core.errors import ConfigError
 from gmeta.experiment.online.follow import Following, begin
 from gmeta.experiment.online.online_model import OnlineConfig
-from gmeta.export.model_deltas import deltas_in, models_in
+from gmeta.export.published_folder import PublishedFolder
 
 ROWS, BATCH = 128, 32
 
@@ -54,19 +54,19 @@ def test_a_run_goes_on_and_publishes_what_it_restored_even_if_nothing_is_new(tmp
     first = following(tmp_path)
     first.train()
     assert steps(first) == ROWS // BATCH
-    assert models_in(tmp_path / "online") == [1]
+    assert PublishedFolder(tmp_path / "online").contents().models == (1,)
     end(first)
     for killed in (".stream.json.17.tmp", "model/.9.17.partial", "deltas/.000000000009.delta.17.tmp"):
         (tmp_path / "online" / killed).write_text("half")
     again = following(tmp_path)
     again.train()
     assert steps(again) == ROWS // BATCH
-    version = max([*models_in(tmp_path / "online"), *deltas_in(tmp_path / "online")])
-    assert models_in(tmp_path / "online") == [1, version]
+    version = PublishedFolder(tmp_path / "online").contents().version
+    assert PublishedFolder(tmp_path / "online").contents().models == (1, version)
     assert [path.name for path in (tmp_path / "online").rglob(".*")] == [".lock"]
     end(again)
     publish_command(["--run", str(tmp_path / "run"), "--to", str(tmp_path / "other")], standalone_mode=False)
-    assert models_in(tmp_path / "other") == [1]
+    assert PublishedFolder(tmp_path / "other").contents().models == (1,)
 
 
 @pytest.mark.shown_by(case="SIGINT-True")
@@ -110,4 +110,4 @@ def test_a_second_training_of_a_run_has_no_effect(tmp_path, monkeypatch):
     monkeypatch.setattr(CheckpointStore, "claim", refuse)
     with pytest.raises(ConfigError, match="is written by process 17"):
         following(tmp_path)
-    assert models_in(tmp_path / "online") == []
+    assert PublishedFolder(tmp_path / "online").contents().models == ()

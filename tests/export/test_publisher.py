@@ -11,7 +11,8 @@ from gmeta.core.row_formats import RowFormat
 from gmeta.export import Publisher, export_model
 from gmeta.export.delivery import Server, catch_up, deliver
 from gmeta.export.delta_signatures import Updates, layout_of, named_tables, tables_of
-from gmeta.export.model_deltas import Delta, Layout, TableChange, combine, deltas_in, models_in
+from gmeta.export.model_deltas import Delta, Layout, TableChange, combine
+from gmeta.export.published_folder import PublishedFolder, span_name
 from gmeta.export.saved_model import Signature, feature_inputs
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
@@ -245,7 +246,7 @@ def test_servers_catch_up_from_whatever_version_they_have(model, tmp_path):
         assert len(said) == 1
         train(model, 4)
         publisher.publish()
-        gone = deltas_in(folder)[5]
+        gone = folder / span_name(4, 5)
         kept = gone.read_bytes()
         gone.write_bytes(kept[:-8] + bytes(8))
         with pytest.raises(DataError, match="damaged"):
@@ -258,7 +259,7 @@ def test_servers_catch_up_from_whatever_version_they_have(model, tmp_path):
         closed = "http://127.0.0.1:9/v1/models/model"
         with pytest.raises(Exception, match="can't be reached"):
             deliver(folder, [closed, url], say=said.append)
-        deltas_in(folder)[7].unlink()
+        (folder / span_name(6, 7)).unlink()
         with pytest.raises(DataError, match="the server has version 7, and the last one here is 6"):
             catch_up(folder, Server(url), say=said.append)
 
@@ -268,8 +269,9 @@ def test_fit_publishes_and_a_new_process_continues_the_folder(model, tmp_path):
     model.compile("adam", "mse")
     data = {name: values[:64] for name, values in IDS.items()}, np.ones(64, np.float32)
     model.fit(*data, batch_size=16, epochs=1, verbose=0, callbacks=[publisher])
-    assert models_in(tmp_path / "online") == [1]
-    assert [*deltas_in(tmp_path / "online")] == [2, 3, 4, 5]
+    found = PublishedFolder(tmp_path / "online").contents()
+    assert found.models == (1,)
+    assert [delta.version for delta in found.deltas] == [2, 3, 4, 5]
     with pytest.raises(GmetaError, match="another Publisher"):
         Publisher(model, tmp_path / "online")
     publisher.close()
@@ -279,8 +281,8 @@ def test_fit_publishes_and_a_new_process_continues_the_folder(model, tmp_path):
     for version in (8, 9):
         again.publish_base()
         assert again.version == version
-    assert models_in(tmp_path / "online") == [8, 9]
-    assert deltas_in(tmp_path / "online") == {}
+    found = PublishedFolder(tmp_path / "online").contents()
+    assert (found.models, found.deltas) == ((8, 9), ())
     other = Scores()
     other.dense = tf.keras.layers.Dense(2)
     other({name: tf.constant(values[:2]) for name, values in IDS.items()})
@@ -398,7 +400,7 @@ def test_deltas_that_are_combined_do_what_they_do_in_turn():
 def test_an_export_without_deltas_is_as_before(model, tmp_path):
     assert set(export_model(model, tmp_path / "1").signatures) == {"serving_default"}
     layout = layout_of(model, "s")
-    layout.save(tmp_path / "stream.json")
+    (tmp_path / "stream.json").write_text(layout.to_json())
     assert Layout.load(tmp_path / "stream.json") == layout
     (tmp_path / "stream.json").write_text(
         (tmp_path / "stream.json").read_text().replace('place": 3', 'place": 4')

@@ -18,19 +18,15 @@ from gmeta.core.errors import ConfigError, DataError, StoreError, StoreUnavailab
 from gmeta.export import Publisher
 from gmeta.export import publisher as publisher_module
 from gmeta.export.delivery import catch_up_rows, deliver
-from gmeta.export.model_deltas import (
-    STREAM,
-    Delta,
-    Layout,
-    TableChange,
-    combine,
-    deltas_in,
-    models_in,
-    rows_in,
-)
+from gmeta.export.model_deltas import Delta, Layout, TableChange, combine
+from gmeta.export.published_folder import STREAM, PublishedFolder
 from gmeta.export.row_stores import BUCKETS, Change, Position, RedisRows, encode_rows, row_store
 from support.external_model import EXTERNAL, client_of, make, rows_of, train
 from support.row_stores import free_port, redis_cluster, redis_server
+
+
+def versions_in(folder):
+    return [delta.version for delta in PublishedFolder(folder).contents().deltas]
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +42,19 @@ def published(tmp_path_factory):
             train(model, seed)
             if seed == 2:
                 publisher.publish_base()
-                assert publisher.version in deltas_in(folder / "online")  # a store needs no load
+                assert publisher.version in versions_in(folder / "online")  # a store needs no load
             elif seed == 4:
                 publisher.close()
                 model.collection.tables[0].remove(tf.range(130, dtype=tf.int64))  # which no delta has
                 publisher = Publisher(model, folder / "online", export=options)
                 publisher.publish()
-                assert publisher.version not in deltas_in(folder / "online")
+                assert publisher.version not in versions_in(folder / "online")
             else:
                 model.collection.tables[0].remove(tf.range(10 * seed, dtype=tf.int64))  # some users
                 assert publisher.publish().removed or seed == 0
             found.append((shutil.copytree(folder / "online", folder / str(seed)), rows_of(model)))
-        assert rows_in(folder / "online") == models_in(folder / "online")[-2:]
+        left = PublishedFolder(folder / "online").contents()
+        assert tuple(left.rows) == left.models[-2:]
         publisher.close()
     return found
 
@@ -117,7 +114,7 @@ def test_a_store_has_the_rows_of_each_version(published, url):
     said = []
     for folder, rows in published:
         (version,) = deliver(folder, [url], say=said.append).values()
-        assert version == max([*models_in(folder), *deltas_in(folder)])
+        assert version == PublishedFolder(folder).contents().version
         assert content(url) == rows
     assert sum("the load of version" in line for line in said) == 2
     assert sum("part " in line for line in said) > 4
@@ -249,7 +246,7 @@ def test_rows_of_another_stream_or_program_are_refused(published, tmp_path, url)
     deliver(folder, [url], say=str)
     other = shutil.copytree(folder, tmp_path / "other")
     layout = Layout.load(other / STREAM)
-    Layout("other", layout.tables, layout.dense).save(other / STREAM)
+    (other / STREAM).write_text(Layout("other", layout.tables, layout.dense).to_json())
     with pytest.raises(StoreError, match=r"another model or training.*another prefix or folder"):
         deliver(other, [url], say=str)
     assert content(url) == rows

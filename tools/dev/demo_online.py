@@ -35,7 +35,7 @@ from pathlib import Path
 
 from gmeta.core.files import write_atomically
 from gmeta.export.delivery import Server, catch_up
-from gmeta.export.model_deltas import MODEL, deltas_in, models_in
+from gmeta.export.published_folder import MODEL, PublishedFolder
 from gmeta.preprocess.synthetic.drifting_clicks import MINUTES_OF_DAY, DriftConfig
 from support.drifting_log import FEATURES, METRICS, Floats, Log, measure
 
@@ -114,7 +114,7 @@ class Serving:
 
     def __init__(self, log: Log, online: Path, begin: int) -> None:
         self._log, self._online, self._begin = log, online, begin
-        model = online / MODEL / str(models_in(online)[-1])
+        model = online / MODEL / str(PublishedFolder(online).contents().models[-1])
         self._replicas = {name: Replica(model) for name in PERIODS}
         self._due: dict[str, float] = dict.fromkeys(PERIODS, begin)
         self.refreshes = dict.fromkeys(PERIODS, 0)
@@ -163,7 +163,7 @@ class Training:
             self.check()
             if time.monotonic() - began > _LONGEST:
                 raise SystemExit(f"day 1 isn't trained and published after {_LONGEST:.0f} s; see above")
-            newest = max([0, *models_in(self.online), *deltas_in(self.online)])
+            newest = PublishedFolder(self.online).contents().version
             if newest != last:
                 changed, last = time.monotonic(), newest
             time.sleep(0.2)

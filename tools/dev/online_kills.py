@@ -226,7 +226,7 @@ def until(what: str, done: Callable[[], bool], jobs: dict[str, Job]) -> None:
 
 def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]:
     """Run the processes, kill them, let them finish; return what was done."""
-    from gmeta.export.model_deltas import deltas_in, models_in
+    from gmeta.export.published_folder import PublishedFolder
 
     chance, count = random.Random(seed), Counter[str]()
     jobs = online.start(pause=kills * mean / max(1, online.files))
@@ -250,7 +250,7 @@ def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]
         raise SystemExit(
             f"online kills: exit codes {ended}:\n{tail(last.said)}\n{tail(jobs['trainer'].said)}"
         )
-    version = max([*deltas_in(online.online), *models_in(online.online)])
+    version = PublishedFolder(online.online).contents().version
     serving = {name: jobs[name] for name in ("deliverer", "server")}
     until(f"version {version}", lambda: online.ask("delta_version", {}) == version, serving)
     return {"kills": dict(sorted(count.items())), "version": version}
@@ -345,14 +345,14 @@ def check_folders(online: Online) -> list[str]:
     from gmeta.checkpoint import ShardedCheckpoint
     from gmeta.checkpoint.store import CheckpointStore
     from gmeta.experiment.online.follow import build, load_config
-    from gmeta.export.model_deltas import STREAM, Delta, Layout, deltas_in
+    from gmeta.export.published_folder import PublishedFolder
 
     wrong = []
     for path in CheckpointStore(online.run / "checkpoints").checkpoints():
         ShardedCheckpoint(online.run / "checkpoints").restore(build(load_config(online.run)), path)
-    layout = Layout.load(online.online / STREAM)
-    for path in deltas_in(online.online).values():
-        Delta.decode(path.read_bytes(), layout, path)
+    folder = PublishedFolder(online.online)
+    for delta in folder.contents().deltas:
+        folder.read(delta.name, folder.layout())
     left = [path for root in (online.run, online.online) for path in root.rglob(".*")]
     wrong += [f"left: {path}" for path in left if path.name != ".lock"]
     return wrong

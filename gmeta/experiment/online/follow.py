@@ -139,7 +139,7 @@ class Following:
       run: The run's folder.
       config: Its completed settings.
       stream: The stream.
-      publish: The folder for servers (`gmeta.export.Publisher`); None: nothing is published.
+      publish: The folder for servers (`gmeta.export.Publisher`), or its address; None: nothing is published.
       monitor: Counters; None: none.
       show: Receives a line for each window.
     """
@@ -150,7 +150,7 @@ class Following:
         config: OnlineConfig,
         stream: Stream,
         *,
-        publish: Path | None = None,
+        publish: str | os.PathLike[str] | None = None,
         monitor: OnlineMonitor | None = None,
         show: Callable[[str], Any] = print,
     ) -> None:

@@ -179,7 +179,7 @@ class OnlineMonitor:
             return
         self._seconds.observe(published.seconds)
         self._version.set(published.version)
-        if published.path.is_dir():
+        if not published.bytes:  # a SavedModel
             self._models.inc()
             return
         self._deltas.inc()

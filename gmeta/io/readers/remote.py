@@ -16,10 +16,7 @@ import functools
 import importlib
 import importlib.util
 import os
-import re
 import threading
-import urllib.parse
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,15 +25,21 @@ import tensorflow as tf
 
 from gmeta.core import native
 from gmeta.core.errors import ConfigError, DataError, first_line
+from gmeta.core.file_systems import (
+    PYARROW,
+    SCHEME,
+    check_requirements,
+    has_fsspec,
+    lacks,
+    local_path,
+    within,
+)
 
 # Lends TensorFlow the file systems that it lacks: those of pyarrow, and of fsspec if it is installed.
 #
 # ``io/lent_files`` registers each as a TensorFlow file system that calls the functions below. Readers and
 # ``tf.io.gfile`` therefore open ``s3://`` with the code that opens local files, and read part by part,
 # without a copy on disk.
-
-PYARROW = ("abfs", "abfss", "gcs", "gs", "hdfs", "s3", "viewfs")
-"""The schemes that pyarrow reads by itself."""
 
 _NOT_FOUND, _FAILED, _FOLDER = -1, -2, -3  # as in io/lent_files/kernels.cc
 _ERROR_BYTES = 512
@@ -53,11 +56,6 @@ _lock = threading.Lock()
 _files: OrderedDict[str, Any] = OrderedDict()
 
 
-def has_fsspec() -> bool:
-    """Return whether fsspec is installed, without importing it."""
-    return importlib.util.find_spec("fsspec") is not None
-
-
 def lend(scheme: str) -> str | None:
     """Make TensorFlow read the files of a scheme through pyarrow or fsspec.
 
@@ -69,20 +67,8 @@ def lend(scheme: str) -> str | None:
       >>> lend("odd")
       "pyarrow doesn't know odd://, and fsspec, which knows more, isn't installed: `pip install fsspec`"
     """
-    if scheme not in PYARROW:
-        if not has_fsspec():
-            return (
-                f"pyarrow doesn't know {scheme}://, and fsspec, which knows more, isn't installed: "
-                "`pip install fsspec`"
-            )
-        import fsspec
-
-        try:
-            fsspec.get_filesystem_class(scheme)
-        except ValueError:
-            return f"neither pyarrow nor fsspec knows {scheme}://"
-        except ImportError as error:  # names a package that fsspec itself requires
-            return f"fsspec needs a package for {scheme}://: {first_line(error)}"
+    if (why := lacks(scheme)) is not None:
+        return why
     with _lock:
         if scheme not in lent and _register()(scheme.encode(), _read, _stat):
             lent.add(scheme)
@@ -102,49 +88,12 @@ def _register() -> Any:
     return library.gmeta_lent_files_register
 
 
-@functools.cache
-def _file_system(scheme: str, authority: str) -> tuple[Any, str]:
-    """Return the pyarrow file system of paths ``scheme://authority/...``, and their root in it."""
-    from pyarrow import fs
-
-    root = f"{scheme}://{authority}/"
-    if scheme in PYARROW:
-        found, base = fs.FileSystem.from_uri(root + (_s3_options() if scheme == "s3" else ""))
-        return found, base.rstrip("/")
-    import fsspec
-
-    found, base = fsspec.core.url_to_fs(root)
-    return fs.PyFileSystem(fs.FSSpecHandler(found)), base.rstrip("/")
-
-
-def _s3_options() -> str:
-    """Return the environment's S3 settings for pyarrow, which would request missing ones from the service."""
-    options = {}
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    endpoint = os.environ.get("S3_ENDPOINT")
-    if endpoint:
-        scheme, _, host = endpoint.rpartition("://")
-        options = {"endpoint_override": host, "scheme": scheme or "https"}
-        region = region or "us-east-1"
-    if region:
-        options["region"] = region
-    return f"?{urllib.parse.urlencode(options)}" if options else ""
-
-
-def _within(path: str) -> tuple[Any, str]:
-    """Return a path's file system, and its name there."""
-    scheme, _, rest = path.partition("://")
-    authority, _, inner = rest.partition("/")
-    found, base = _file_system(scheme, authority)
-    return found, f"{base}/{inner}"
-
-
 def _size(path: str) -> int:
     from pyarrow import fs
 
     with _lock:
         _files.pop(path, None)  # TensorFlow calls this before it opens a file, which may have changed
-    found, name = _within(path)
+    found, name = within(path)
     info = found.get_file_info(name)
     if info.type == fs.FileType.NotFound:
         raise FileNotFoundError("No such file or directory")
@@ -159,7 +108,7 @@ def _part(path: str, offset: int, count: int) -> bytes:
     with _lock:
         file = _files.pop(path, None)
     if file is None:
-        found, name = _within(path)
+        found, name = within(path)
         file = found.open_input_file(name)
     with _lock:
         _files[path] = file
@@ -193,7 +142,6 @@ def _stat(path: bytes, error: int) -> int:
         return _answer(raised, error)
 
 
-_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://")
 # Last, because its libraries are built for this TensorFlow and load into no other.
 _TENSORFLOW_IO = ("tensorflow-io==0.37.*", "2.16.")
 
@@ -295,14 +243,8 @@ def locate(path: str | os.PathLike[str]) -> Path | RemotePath:
       ConfigError: As for `preflight`.
     """
     text = os.fspath(path)
-    found = _SCHEME.match(text)
-    if found is None:
-        return Path(path)
-    if found["scheme"].lower() == "file":
-        host, slash, rest = text[found.end() :].partition("/")
-        if not slash or host not in ("", "localhost"):
-            raise ConfigError(f"{text}: names no file of this machine: behind file:// comes a path from / on")
-        return Path(f"/{rest}")
+    if (local := local_path(text)) is not None:
+        return local
     preflight(text)
     return RemotePath(text)
 
@@ -318,25 +260,22 @@ def preflight(path: str) -> None:
         is missing: for ``hdfs``, Java, a Hadoop with libhdfs.so, and a CLASSPATH; for ``s3``, complete
         credentials. The error is one line that names what to install or set.
     """
-    found = _SCHEME.match(path)
+    found = SCHEME.match(path)
     if found is None:
         return
     scheme = found["scheme"]
-    if scheme in ("hdfs", "viewfs", "har"):
-        _check_hadoop(path)
-    if scheme == "s3":
-        _check_aws(path)
+    check_requirements(path)
     if scheme in tf.io.gfile.get_registered_schemes():
         return
     why = _import_tensorflow_io()
     if scheme in (known := tf.io.gfile.get_registered_schemes()):
         return
-    lacks = lend(scheme)
-    if lacks is None:
+    missing = lend(scheme)
+    if missing is None:
         return
     names = ", ".join(sorted(f"{name}://" for name in {*known, *PYARROW} if name not in ("", "file")))
     raise ConfigError(
-        f"{path}: no file system for {scheme}://, but for {names}: {why}; {lacks}; or copy the data"
+        f"{path}: no file system for {scheme}://, but for {names}: {why}; {missing}; or copy the data"
     )
 
 
@@ -367,61 +306,6 @@ def _import_tensorflow_io() -> str:
     except Exception as error:  # a library for another TensorFlow fails in many ways
         return f"tensorflow-io can't be imported ({first_line(error)})"
     return "tensorflow-io has none"
-
-
-def _check_hadoop(path: str) -> None:
-    def refuse(what: str, advice: str) -> ConfigError:
-        return ConfigError(f"{path}: {what}: {advice}")
-
-    java = os.environ.get("JAVA_HOME")
-    if not java or not Path(java).is_dir():
-        said = "isn't set" if not java else f"is {java}, which is no folder"
-        raise refuse(f"reading it needs Java, and JAVA_HOME {said}", "set JAVA_HOME to a Java's folder")
-    homes = {name: os.environ[name] for name in ("HADOOP_HDFS_HOME", "HADOOP_HOME") if os.environ.get(name)}
-    if not homes:
-        raise refuse(
-            "reading it needs Hadoop, and neither HADOOP_HOME nor HADOOP_HDFS_HOME is set",
-            "install Hadoop and set HADOOP_HOME to its folder",
-        )
-    native = {name: Path(home) / "lib" / "native" / "libhdfs.so" for name, home in homes.items()}
-    there = [name for name, library in native.items() if library.is_file()]
-    on_path = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    if not there and not any(folder and (Path(folder) / "libhdfs.so").is_file() for folder in on_path):
-        raise refuse(
-            f"there is no {next(iter(native.values()))}",
-            f"set {next(iter(native))} to a Hadoop with its native libraries",
-        )
-    if not os.environ.get("CLASSPATH"):
-        raise refuse(
-            "CLASSPATH isn't set, so Java won't find Hadoop",
-            'export CLASSPATH="$($HADOOP_HOME/bin/hadoop classpath --glob)"',
-        )
-    if there and "HADOOP_HDFS_HOME" not in there:  # where TensorFlow looks for the library
-        os.environ["HADOOP_HDFS_HOME"] = homes[there[0]]
-
-
-def _check_aws(path: str) -> None:
-    have = {name for name, value in os.environ.items() if value}
-    pair = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
-    if len(pair & have) == 1:
-        (missing,) = pair - have
-        raise ConfigError(f"{path}: {missing} isn't set, {next(iter(pair & have))} is: set both, or neither")
-    settings = Path.home() / ".aws"
-    files = {
-        "credentials": Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", settings / "credentials")),
-        "config": Path(os.environ.get("AWS_CONFIG_FILE", settings / "config")),
-    }
-    roles = {"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_ROLE_ARN"}
-    unknown = []
-    if not (pair | roles) & have and not any(file.is_file() for file in files.values()):
-        unknown.append(
-            "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write "
-            f"{files['credentials']}, unless this machine has a role"
-        )
-    if not {"AWS_REGION", "AWS_DEFAULT_REGION", "S3_ENDPOINT"} & have and not files["config"].is_file():
-        unknown.append("no region: set AWS_REGION")
-    if unknown:
-        warnings.warn(f"{path}: found {'; '.join(unknown)}", stacklevel=4)
 
 
 def _reason(error: tf.errors.OpError, path: str) -> str:

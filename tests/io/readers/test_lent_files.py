@@ -15,9 +15,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import tensorflow as tf
 
+from gmeta.core import file_systems
 from gmeta.core.errors import DataError
 from gmeta.io import groups
-from gmeta.io.readers import remote
 from gmeta.io.readers.remote import locate, preflight, readable
 from support.grouped_data import reading, write_folder
 
@@ -64,10 +64,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         monkeypatch.setenv("AWS_REGION", "eu-west-1")
-        remote._file_system.cache_clear()
+        file_systems.file_system.cache_clear()
         yield files
         server.shutdown()
-    remote._file_system.cache_clear()
+    file_systems.file_system.cache_clear()
 
 
 def arrays(dataset: tf.data.Dataset) -> list[list[object]]:
@@ -139,7 +139,7 @@ def fsspec(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes | BaseException]:
     module.core = SimpleNamespace(url_to_fs=lambda root: (Files(files), "/" + root.partition("://")[2]))
     monkeypatch.setitem(sys.modules, "fsspec", module)
     monkeypatch.setitem(sys.modules, "tensorflow_io", None)
-    remote._file_system.cache_clear()
+    file_systems.file_system.cache_clear()
     return files
 
 
