@@ -171,6 +171,7 @@ def follow(
     publish: Path | None,
     metrics_port: str | None,
     until_end: bool,
+    start: Path | None = None,
 ) -> None:
     """Train on a stream until it ends or a signal comes.
 
@@ -182,15 +183,22 @@ def follow(
       publish: The folder for servers.
       metrics_port: The address for Prometheus.
       until_end: Whether to end with the log.
+      start: The trained model to begin with; None: a new one.
     """
     from gmeta.core.collectives import world
     from gmeta.core.settings import from_mapping
-    from gmeta.experiment.online.follow import Following, begin, load_config
+    from gmeta.experiment.online.follow import Following, begin, check_folder, load_config
     from gmeta.experiment.online.online_model import OnlineConfig
+    from gmeta.experiment.online.warm_start import OF_THE_RUN, refuse_settings
 
+    check_folder(run)
     if (run / "online.json").exists() and not settings:
         given = replace(load_config(run), source=source)
+        given = given if start is None else replace(given, start=str(start))
     else:
+        if start is not None:
+            refuse_settings(settings.keys() & {*OF_THE_RUN})
+            settings = {"label": "", **settings, "start": str(start)}
         if "label" not in settings:
             raise ConfigError(
                 "--follow needs the column of labels, and usually that of times: --set 'label=\"click\"' "
@@ -244,7 +252,7 @@ def command(run_path: Path, folder: Path) -> None:
     from gmeta.export import Publisher
 
     config = load_config(run_path)
-    model = build(config)
+    model = build(config, run_path)
     saving = ShardedCheckpoint(run_path / "checkpoints")
     saving.restore(model)
     if not saving.batches:
@@ -318,6 +326,13 @@ _OPTIONS = (
         metavar="[HOST:]PORT",
         help="With --follow: where Prometheus reads counters, on this machine alone unless a host is given.",
     ),
+    click.option(
+        "--from",
+        "start",
+        type=click.Path(path_type=Path),
+        metavar="RUN[/METHOD]",
+        help="With --follow: begin with a trained model of a run for ranking.  [default: a new model]",
+    ),
     click.option("--until-end", is_flag=True, help="With --follow: stop at the end of the log."),
 )
 
@@ -330,7 +345,11 @@ def follow_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_without_follow(
-    source: str | None, publish: Path | None, metrics_port: str | None, until_end: bool
+    source: str | None,
+    publish: Path | None,
+    metrics_port: str | None,
+    until_end: bool,
+    start: Path | None,
 ) -> None:
     """Refuse options that only training on a stream reads.
 
@@ -341,6 +360,7 @@ def refuse_without_follow(
         "--publish": publish is not None,
         "--metrics-port": metrics_port is not None,
         "--until-end": until_end,
+        "--from": start is not None,
     }
     for option in [name for name, there in given.items() if there]:
         if source is None:

@@ -81,6 +81,7 @@ def command(
     publish: Path | None,
     metrics_port: str | None,
     until_end: bool,
+    start: Path | None,
     size: int | None,
     elastic: bool,
     min_np: int | None,
@@ -121,7 +122,7 @@ def command(
     from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
-    refuse_without_follow(followed, publish, metrics_port, until_end)
+    refuse_without_follow(followed, publish, metrics_port, until_end, start)
     if followed is not None:
         for option, value in (("--data", data), ("--for", family), ("--budget", budget)):
             if value is not None:
@@ -137,6 +138,7 @@ def command(
             publish=publish,
             metrics_port=metrics_port,
             until_end=until_end,
+            start=start,
         )
         return
     if budget is not None:

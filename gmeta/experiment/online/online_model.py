@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from gmeta.policies import TTL
 
 _USERS = ("user", "user_id", "userid", "uid")
 _START = 0.05  # deviation of initial rows
+_RATE = 0.001
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,11 @@ class OnlineConfig:
 
     Attributes:
       source: The log, as for `gmeta.io.stream`.
-      label: The column of labels, 0 or 1; of a stream with `outcomes`, the name of the answer.
+      label: The column of labels, 0 or 1; of a stream with `outcomes`, the name of the answer. Empty, with
+        `start`: that of the run.
+      start: A trained model of a run for ranking that training begins with: ``RUN``, ``RUN/method`` or
+        ``RUN/method/seed-0``. It decides `features`, `dim`, `hidden`, `cross` and how rows are trained
+        (`gmeta.experiment.online.warm_start`). None: a new model.
       time: The column of event times; None: the broker's times.
       unit: The unit of a column of numbers.
       form: As for `gmeta.io.stream`.
@@ -70,9 +75,10 @@ class OnlineConfig:
       dim: The width of ids' vectors.
       hidden: The units of the perceptron's layers.
       cross: The number of cross layers.
-      learning_rate: Adam's rate for dense weights.
+      learning_rate: Adam's rate for dense weights; with `start`, for rows too. None: 0.001, or the run's.
       rows_rate: Adagrad's rate for rows.
-      ttl: How long an unused row is kept, such as ``"30d"``; None: for ever.
+      ttl: How long an unused row is kept, such as ``"30d"``; with `start`, a row of an id that the run didn't
+        see. None: for ever.
       window: The windows of progressive metrics: a duration of event time, or a number of rows. None: ten
         minutes, or 20,000 rows of a stream with `outcomes`, whose examples aren't in order of time.
       stop_if: Rules on these windows by which training ends (`gmeta.metrics.guard`).
@@ -87,6 +93,7 @@ class OnlineConfig:
 
     source: str
     label: str
+    start: str | None = field(default=None, kw_only=True)
     time: str | None = None
     unit: str | None = None
     form: Format | None = None
@@ -99,7 +106,7 @@ class OnlineConfig:
     dim: int = 16
     hidden: tuple[int, ...] = (64, 32)
     cross: int = 2
-    learning_rate: float = 0.001
+    learning_rate: float | None = None
     rows_rate: float = 0.05
     ttl: str | None = None
     window: str | int | None = None
@@ -116,6 +123,10 @@ class OnlineConfig:
     def windows(self) -> str | int:
         """The windows of progressive metrics."""
         return self.window or ("10m" if self.outcomes is None else 20_000)
+
+    def rate(self, usual: float = _RATE) -> float:
+        """Return Adam's rate."""
+        return usual if self.learning_rate is None else self.learning_rate
 
     @property
     def corrects(self) -> bool:
@@ -172,7 +183,8 @@ class OnlineConfig:
         users = self.users or next((name for name in _USERS if name in features), None)
         if users is not None and columns.get(users) not in ("int64", "string"):
             raise ConfigError(f"users = {users!r} is {columns.get(users)}: name a column of ids")
-        return replace(self, columns=columns, features=features, users=users)
+        rate = self.rate()
+        return replace(self, columns=columns, features=features, users=users, learning_rate=rate)
 
 
 class OnlineModel(DCN):
