@@ -220,6 +220,7 @@ class Following:
             )
             if monitor is not None:
                 monitor.follow(self.publisher)
+        self._follows = stream.follow
         self._ends = _read_ends(run / _PROGRESS)  # window -> the step at which it ended
         self._data = self._batches(stream, [*self.model.kinds, *extra], by_time)
 
@@ -260,8 +261,12 @@ class Following:
                 self.epochs += 1
                 self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
                 decision = self.progress.decision
-                if decision is None or stopped():
+                if any(collectives.allgather_objects(stopped())):
                     return
+                if decision is None:
+                    if not self._follows:
+                        return
+                    continue  # no rank has rows now
                 if self._monitor is not None:
                     self._monitor.note_decision(decision)
                 if decision.action == "stop":

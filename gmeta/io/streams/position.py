@@ -71,8 +71,11 @@ class StreamPosition(Position):
 
         All ranks must call this together.
         """
-        found = self._reader is not None and next(iter(self._reader), None) is not None
-        return any(collectives.allgather_objects(found))
+        while True:
+            rows = None if self._reader is None else self._reader.look()
+            found = collectives.allgather_objects(rows)
+            if any(found) or None in found:  # else all ranks wait for their own partitions
+                return any(found)
 
     def stop(self) -> None:
         """End the stream: the current iteration, or else the next one, returns what it has, and ends."""
@@ -143,6 +146,8 @@ class StreamReader:
         self._given: deque[pa.RecordBatch] = deque()  # examples of batches that aren't trained yet
         self._since = 0  # the steps that were trained before the first of them
         self._known = b""  # what this reader stored last
+        self._over = self._slow = False
+        self._waits: float | None = None  # since when the others wait for this rank's batch
         self._partitions = [list(source.log.partitions()) for source in of.sources]
         self.shares = collectives.world().shares
         sizes = {len(each) for each in self._partitions}
@@ -159,6 +164,12 @@ class StreamReader:
                 f"stream: {ranks} ranks read {max(sizes)} partitions together, so their order may "
                 "not depend on a clock: give idle='never', or the log as many partitions as ranks"
             )
+
+    def look(self) -> int | None:
+        """Wait for the next batch, and return its rows; None if the stream has ended."""
+        if next(iter(self), None) is None:
+            return None
+        return self._given[-1].num_rows
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over batches; an earlier iteration ends."""
@@ -244,7 +255,7 @@ class StreamReader:
             self._queued += sum(batch.num_rows for batch in self._given)
         self._given.clear()
         self._since = 0 if self._position is None else int(self._position.step)
-        self._over = False
+        self._over, self._slow, self._waits = False, False, None
 
     def _load(self, saved: bytes) -> None:
         if self._merge is not None:
@@ -314,6 +325,8 @@ class StreamReader:
                 return None
             merged = self._read()
             if merged is None:
+                if self._is_slow():
+                    break
                 if self._stream.follow or self._merge is None or not self._merge.at_end:
                     return None
                 self._over = True
@@ -337,6 +350,9 @@ class StreamReader:
             if rows.num_rows:
                 self._queue.append(rows)
                 self._queued += rows.num_rows
+        else:
+            self._slow = False
+        self._waits = None
         batch = self._cut(min(whole, self._queued))
         self._trim()
         self._given.append(batch)
@@ -344,6 +360,18 @@ class StreamReader:
             return batch
         share = np.arange(batch.num_rows) % self.shares.total
         return batch.filter(pa.array(self._own(share)))
+
+    def _is_slow(self) -> bool:
+        """Return whether other ranks no longer wait for this one to fill a batch from its own partitions.
+
+        That is so after they have waited ``idle`` seconds. The rank then gives the rows that it has, or none,
+        until it has a full batch again, or no rank has rows.
+        """
+        idle = self._stream.idle
+        if self._apart and self._stream.follow and idle is not None:
+            self._waits = self._waits or time.monotonic()
+            self._slow |= time.monotonic() - self._waits >= idle
+        return self._slow
 
     def _read(self) -> Merged | None:
         """Read merged rows. After an error, the next iteration reads again from the last returned row."""

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ import gmeta
 from gmeta import io
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.shares import Shares
 from gmeta.io import StreamPosition, stream
 from gmeta.io.reader_stats import data_errors
+from gmeta.io.streams.position import StreamReader
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.preprocess import HistorySpec
 from gmeta.preprocess.history.append import append_history
@@ -289,6 +292,49 @@ def test_ranks_share_a_stream_and_any_number_resumes(tmp_path: Path) -> None:
         if not apart:  # a step of two ranks has the rows of one batch that is twice as large
             both = [sorted(a + b) for a, b in zip(first[0][1][:steps], first[1][1][:steps], strict=True)]
             assert both == [list(range(16 * step, 16 * step + 16)) for step in range(steps)]
+
+
+def test_a_rank_without_traffic_gives_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    second = SimpleNamespace(shares=Shares(1, 1, 2))
+    monkeypatch.setattr("gmeta.io.streams.position.collectives.world", lambda: second)
+    columns = {**COLUMNS, "words": "string[]"}
+    for part in range(2):
+        put(tmp_path / f"p{part}", "1.jsonl", [{**row, "words": ["a"]} for row in events(11)])
+    folders = [tmp_path / f"p{part}" for part in range(2)]
+    described = stream(folders, columns=columns, time="ts", idle="0.05s", poll="0.01s")
+    position = StreamPosition()
+    data = iter(described.batches(8, start=position))
+    sizes, found = [], list[int]()
+    for step in range(6):
+        if step == 4:
+            put(tmp_path / "p1", "2.jsonl", [{**row, "words": []} for row in events(9, first=11)])
+        batch = next(data)
+        sizes.append(len(batch["ts"]))
+        found += batch["ts"].numpy().tolist()
+        position.trained()
+    assert sizes == [8, 3, 0, 0, 8, 1]
+    assert found == [*range(20)]
+    held = stream(folders, columns=columns, time="ts", idle="never", poll="0.01s")
+    reader = iter(StreamReader(held, 8, StreamPosition(), True))
+    assert len(next(reader)["ts"]) == 8  # and the next one would be waited for
+
+
+def test_ranks_train_on_though_one_has_no_traffic(tmp_path: Path) -> None:
+    for part, rows in enumerate((100, 3)):
+        put(tmp_path / f"p{part}", "1.jsonl", events(rows))
+
+    def work(folder: str) -> tuple[int, int]:
+        model = make_model()
+        model.compile("sgd", tf.keras.losses.BinaryCrossentropy(from_logits=True))
+        folders = [f"{folder}/p{part}" for part in range(2)]
+        described = stream(folders, columns=COLUMNS, time="ts", idle="0.2s", poll="0.01s")
+        data = described.batches(8, label="click", start=model.reading)
+        data = data.map(lambda x, y: ({name: x[name] for name in ("user", "item")}, y))
+        assert model.reading.wait()
+        model.fit(data, epochs=1, verbose=0)  # until no rank has rows
+        return int(model.reading.step), described.counts[0].rows
+
+    assert run_ranks(work, 2, str(tmp_path)) == [(13, 100), (13, 3)]
 
 
 @pytest.fixture
