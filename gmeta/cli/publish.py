@@ -171,7 +171,8 @@ def follow(
     publish: Path | None,
     metrics_port: str | None,
     until_end: bool,
-    start: Path | None = None,
+    start: Path | None,
+    on_bad: str,
 ) -> None:
     """Train on a stream until it ends or a signal comes.
 
@@ -184,6 +185,7 @@ def follow(
       metrics_port: The address for Prometheus.
       until_end: Whether to end with the log.
       start: The trained model to begin with; None: a new one.
+      on_bad: What a bad row does.
     """
     from gmeta.core.collectives import world
     from gmeta.core.settings import from_mapping
@@ -193,7 +195,7 @@ def follow(
 
     check_folder(run)
     if (run / "online.json").exists() and not settings:
-        given = replace(load_config(run), source=source)
+        given = replace(load_config(run), source=source, on_bad="raise")
         given = given if start is None else replace(given, start=str(start))
     else:
         if start is not None:
@@ -205,6 +207,7 @@ def follow(
                 "--set 'time=\"ts\"'"
             )
         given = from_mapping(OnlineConfig, {**settings, "source": source}, where)
+    given = replace(given, on_bad=on_bad if on_bad != "raise" else given.on_bad)
     config, stream = begin(run, given, follow=not until_end)
     monitor = None
     if metrics_port is not None and world().rank == 0:

@@ -102,7 +102,9 @@ def command(
     without users, the command trains for ranking alone.
 
     With --follow, it trains DCN-v2 on a log that grows, until it is stopped: each batch is evaluated before
-    it is trained, and the same command continues where it was, each row trained once (docs/online.md).
+    it is trained, and the same command continues where it was, each row trained once (docs/online.md). With
+    --from, it continues training a DCN-v2, DLRM or FM of a run for ranking. Models of other families train on
+    a stream in Python (docs/streams.md).
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it continues automatically when a rank is lost.
@@ -127,7 +129,8 @@ def command(
         for option, value in (("--data", data), ("--for", family), ("--budget", budget)):
             if value is not None:
                 raise ConfigError(
-                    f"{option} isn't for --follow, which trains on a stream; leave one of them out"
+                    f"{option} isn't for --follow, which trains DCN-v2 on a stream, or with --from a model "
+                    "of a run for ranking; leave it out, or train other models in Python (docs/streams.md)"
                 )
         where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
         follow(
@@ -139,6 +142,7 @@ def command(
             metrics_port=metrics_port,
             until_end=until_end,
             start=start,
+            on_bad=on_bad,
         )
         return
     if budget is not None:

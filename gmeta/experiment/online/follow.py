@@ -21,7 +21,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,15 @@ def begin(run: Path, given: OnlineConfig, follow: bool) -> tuple[OnlineConfig, S
     for name, value in new.items():
         inferred = value is None and name in ("columns", "features", "users", "learning_rate", "start")
         if config.start is not None and name in (*OF_THE_RUN, "label"):
-            inferred |= value == _USUAL[name]
+            inferred |= value == to_mapping({name: _USUAL[name]})[name]
         if name == "start" and value is not None and old.get(name) is not None:
             inferred = Path(value).absolute() in (Path(old[name]), *Path(old[name]).parents)
-        if value != old.get(name) and not inferred:
+        if value != old.get(name) and not inferred and name != "on_bad":
             raise ConfigError(
                 f"{run} began with {name} = {old.get(name)!r}, and {value!r} is given: give the same, or "
                 "another folder to --run"
             )
-    return config, config.open(follow)
+    return config, replace(config, on_bad=given.on_bad).open(follow)
 
 
 class KeptState(tf.Module):
@@ -220,7 +220,7 @@ class Following:
             )
             if monitor is not None:
                 monitor.follow(self.publisher)
-        self._follows = stream.follow
+        self.stream = stream
         self._ends = _read_ends(run / _PROGRESS)  # window -> the step at which it ended
         self._data = self._batches(stream, [*self.model.kinds, *extra], by_time)
 
@@ -248,7 +248,7 @@ class Following:
         Raises:
           GmetaError: A rule ended it.
         """
-        callbacks = [_Count(self.model.reading, self.config.batch_size, self._monitor), self.progress]
+        callbacks = [_Count(self, self._monitor), self.progress]
         callbacks += [self.publisher] if self.publisher is not None else []
         with _stops_on_signals(self.model) as stopped:
             if self.publisher is not None and (self.saving.batches or self.config.start):
@@ -264,7 +264,7 @@ class Following:
                 if any(collectives.allgather_objects(stopped())):
                     return
                 if decision is None:
-                    if not self._follows:
+                    if not self.stream.follow:
                         return
                     continue  # no rank has rows now
                 if self._monitor is not None:
@@ -322,9 +322,9 @@ def _line(window: Window) -> str:
 class _Count(StepCallback):
     """Counts events for the monitor."""
 
-    def __init__(self, reading: StreamPosition, rows: int, monitor: OnlineMonitor | None) -> None:
+    def __init__(self, of: Following, monitor: OnlineMonitor | None) -> None:
         super().__init__()
-        self._reading, self._rows, self._monitor, self._last = reading, rows, monitor, -1
+        self._of, self._monitor, self._last, self._skipped = of, monitor, -1, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start counting batches."""
@@ -333,7 +333,13 @@ class _Count(StepCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the rows of a step."""
         if self._monitor is not None:
-            self._monitor.note_events((batch - self._last) * self._rows, latest=self._reading.newest)
+            of = self._of
+            self._monitor.note_events(
+                (batch - self._last) * of.config.batch_size, latest=of.model.reading.newest
+            )
+            skipped = sum(counts.bad for counts in of.stream.counts)
+            self._monitor.note_skipped(skipped - self._skipped)
+            self._skipped = skipped
         self._last = batch
 
 

@@ -68,6 +68,7 @@ class OnlineConfig:
       form: As for `gmeta.io.stream`.
       columns: The columns' types; None: inferred from the first rows, and then kept.
       idle: As for `gmeta.io.stream`.
+      on_bad: As for `gmeta.io.stream`; it may change from call to call.
       outcomes: The log that has the labels; None: the stream has them.
       features: The columns that the model reads; None: all but the label, times, and the outcomes' key.
       users: The column of users, for GAUC; None: the first of user, user_id, userid and uid that exists.
@@ -99,6 +100,7 @@ class OnlineConfig:
     form: Format | None = None
     columns: dict[str, str] | None = None
     idle: str = "5s"
+    on_bad: str = "raise"
     outcomes: Outcomes | None = None
     features: tuple[str, ...] | None = None
     users: str | None = None
@@ -136,6 +138,7 @@ class OnlineConfig:
     def open(self, follow: bool) -> Stream:
         """Return the stream of examples."""
         common: dict[str, Any] = {"form": self.form, "idle": self.idle, "follow": follow, "poll": "0.05s"}
+        common["on_bad"] = self.on_bad
         rows = stream(self.source, columns=self.columns, time=self.time, unit=self.unit, **common)
         if self.outcomes is None:
             return rows

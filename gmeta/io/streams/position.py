@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,13 +15,14 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.collectives.wire import pack, unpack
-from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.errors import ConfigError, GmetaError, StoreUnavailableError
 from gmeta.core.position import Position, int64_variable
 from gmeta.io.streams.merge import Lane, Merge, Merged, place_of
 from gmeta.io.streams.records import arrow_schema, concat, tensors
 from gmeta.io.streams.sources import Described
 
 _VERSION = 1
+_LOOK_EVERY = 10.0  # seconds between two looks for new partitions
 
 
 class StreamPosition(Position):
@@ -157,6 +158,9 @@ class StreamReader:
                 f"join: the logs have {' and '.join(map(str, sorted(sizes)))} partitions, and ranks read "
                 "their own: partition both by the key, and in the same number"
             )
+        # Ranks that read all partitions must add one at the same row, and those that join must divide alike.
+        self._may_grow = of.follow and (of.joining is None if self._apart else self.shares.total == 1)
+        self._looked = time.monotonic()
         together = sum(map(len, self._partitions)) > 1
         ranks = self.shares.total
         if ranks > 1 and not self._apart and together and of.idle is not None:
@@ -305,19 +309,41 @@ class StreamReader:
 
     def _open(self, places: Mapping[str, Any]) -> Merge:
         lanes = []
-        for side, source in enumerate(self._stream.sources):
-            for part, name in enumerate(self._partitions[side]):
+        for side, names in enumerate(self._partitions):
+            for part, name in enumerate(names):
                 if self._apart and not self._own(np.array([part]))[0]:
                     continue
-                place, key = place_of(places, side, part)
-                counts = source.counts if source.skips else None
-                reader = source.log.open(name, place, source.columns, source.form, counts)
-                lanes.append(Lane(side, part, reader, reader.start, key, source.times))
+                lanes.append(self._open_lane(places, side, part, name))
         schemas = [arrow_schema(source.columns) for source in self._stream.sources]
         return Merge(lanes, schemas, self._stream.idle if self._stream.follow else 0.0)
 
+    def _open_lane(self, places: Mapping[str, Any], side: int, part: int, name: str) -> Lane:
+        """Open a partition; one that is new among others is read from its first row on."""
+        source = self._stream.sources[side]
+        place, key, seen = place_of(places, side, part)
+        counts = source.counts if source.skips else None
+        log = source.log.from_first() if places and place is None else source.log
+        reader = log.open(name, place, source.columns, source.form, counts)
+        reader.seen = seen
+        return Lane(side, part, reader, reader.start, key, source.times)
+
+    def _add_partitions(self) -> None:
+        """Open the partitions that were added to the logs meanwhile."""
+        if time.monotonic() - self._looked < _LOOK_EVERY or self._merge is None or not self._may_grow:
+            return
+        self._looked = time.monotonic()
+        for side, source in enumerate(self._stream.sources):
+            with suppress(StoreUnavailableError):  # the next look may succeed; rows report what is wrong
+                found, known = source.log.partitions(), self._partitions[side]
+                for name in found[len(known) :] if [*found[: len(known)]] == known else ():
+                    part = len(known)
+                    if not self._apart or self._own(np.array([part]))[0]:
+                        self._merge.add(self._open_lane(self._merge.places(), side, part, name))
+                    known.append(name)
+
     def _next(self) -> pa.RecordBatch | None:
         """Return the next batch; None if there is none yet, or, with `_over`, none any more."""
+        self._add_partitions()
         whole = self._size * (self.shares.count if self._apart else self.shares.total)
         while self._queued < whole:
             if self.stopped:

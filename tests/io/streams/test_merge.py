@@ -17,6 +17,7 @@ class GivenRows:
     """A reader of rows that arrive in given pieces, one at each look."""
 
     start = 0
+    seen = None
 
     def __init__(self, ids: list[int], times: list[int], cuts: list[int]) -> None:
         ends = sorted({min(cut, len(ids)) for cut in cuts} | {len(ids)})

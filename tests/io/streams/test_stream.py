@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.shares import Shares
 from gmeta.io import StreamPosition, stream
 from gmeta.io.reader_stats import data_errors
+from gmeta.io.streams.message_logs import KafkaLog
 from gmeta.io.streams.position import StreamReader
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.preprocess import HistorySpec
@@ -176,6 +178,44 @@ def test_a_file_that_comes_too_late_is_an_error(tmp_path: Path) -> None:
     put(tmp_path, "1.jsonl", events(8))
     with pytest.raises(DataError, match=r"1\.jsonl: the file appeared after 2\.jsonl"), data_errors():
         next(data)
+
+
+@pytest.mark.parametrize("on_bad", ["raise", "skip"])
+def test_a_file_that_comes_too_late_between_two_runs_is_noticed(tmp_path: Path, on_bad: str) -> None:
+    log = tmp_path / "log"
+    for name in ("1", "2", "4"):
+        put(log, f"{name}.jsonl", events(4, first=10 * int(name)))
+    described = stream(log, columns=COLUMNS, time="ts", follow=False, on_bad=on_bad)
+    position = StreamPosition()
+    for _ in described.batches(4, start=position):
+        position.trained()
+    state = position.state()
+    (log / "1.jsonl").unlink()  # a file that is read may be deleted
+    put(log, "3.jsonl", events(4, first=30))
+    put(log, "5.jsonl", events(4, first=50))
+    for again in range(2):
+        later = StreamPosition()
+        later.restore(state)
+        described = stream(log, columns=COLUMNS, time="ts", follow=False, on_bad=on_bad)
+        data = described.batches(4, start=later)
+        if on_bad == "raise":
+            with pytest.raises(DataError, match=r"3\.jsonl: the file appeared after 4"), data_errors():
+                times(data)
+            continue
+        with (
+            pytest.warns(UserWarning, match=r"3\.jsonl: the file appeared after 4")
+            if not again
+            else nullcontext()
+        ):
+            found = times(data)
+        assert found == ([] if again else [[50, 51, 52, 53]])
+        assert described.counts[0].bad == (not again)
+        later.trained(len(found))
+        state = later.state()
+    if on_bad == "raise":
+        (log / "3.jsonl").rename(log / "6.jsonl")
+        later.restore(state)
+        assert times(data) == [[50, 51, 52, 53], [30, 31, 32, 33]]
 
 
 def make_model() -> gmeta.models.Model:
@@ -372,6 +412,44 @@ def test_kafka_is_read_from_offsets_in_order_of_time(kafka: tuple[Any, str]) -> 
         position._reader._open({"0/0": [10_000, 0]})
     with pytest.raises(DataError, match=r"kafka://.*/nothing: .*create the topic, or name another one"):
         stream(f"kafka://{address}/nothing?")
+
+
+def test_partitions_that_are_added_are_read_from_their_first_row_on(
+    kafka: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, address = kafka
+
+    def send(rows: list[dict[str, Any]], partition: int) -> None:
+        for row in rows:
+            producer.produce("events", json.dumps(row), partition=partition)
+        producer.flush()
+
+    def show(count: int) -> None:  # the mock cluster can't add partitions to a topic
+        monkeypatch.setattr(KafkaLog, "partitions", lambda self: [*map(str, range(count))])
+
+    send(events(16), 0)
+    monkeypatch.setattr("gmeta.io.streams.position._LOOK_EVERY", 0.0)
+    show(1)
+    described = stream(
+        f"kafka://{address}/events", columns=COLUMNS, time="ts", idle="0.1s", poll="0.01s", begin="earliest"
+    )
+    position = StreamPosition()
+    data = iter(described.batches(8, start=position))
+    assert [next(data)["ts"].numpy().tolist() for _ in range(2)] == [[*range(8)], [*range(8, 16)]]
+    position.trained(2)
+    send(events(12), 1)  # older than what was returned, and written before the partition is noticed
+    send(events(4, first=16), 0)
+    show(2)
+    assert next(data)["ts"].numpy().tolist() == [*range(8)]
+    position.trained()
+    state = position.state()
+    send(events(8, first=20), 2)
+    show(3)  # and one that is added between two runs, to a reader that would begin at the end
+    later = StreamPosition()
+    later.restore(state)
+    latest = stream(f"kafka://{address}/events", columns=COLUMNS, time="ts", follow=False, begin="latest")
+    rest = [ts for batch in times(latest.batches(8, start=later)) for ts in batch]
+    assert rest == [*range(8, 12), *range(16, 28)]
 
 
 @pytest.fixture
