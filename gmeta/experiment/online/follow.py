@@ -264,7 +264,8 @@ class Following:
                 if any(collectives.allgather_objects(stopped())):
                     return
                 if decision is None:
-                    if not self.stream.follow:
+                    alone = collectives.world().size == 1
+                    if alone or not self.stream.follow or self.model.stop_training:
                         return
                     continue  # no rank has rows now
                 if self._monitor is not None:

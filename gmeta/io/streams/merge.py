@@ -159,11 +159,6 @@ class Merge:
         """Add a partition, after the others in the order that decides between equal keys."""
         self._lanes.append(lane)
 
-    @property
-    def latest(self) -> int | None:
-        """The largest key that was returned; None before the first row."""
-        return latest_key(self.places())
-
     def read(self) -> Merged | None:
         """Return the next rows without waiting; None if none can be returned yet."""
         for lane in self._lanes:
