@@ -48,7 +48,7 @@ from gmeta.policies import TTL
 from gmeta.preprocess.table_spec import ColumnSpec, TableSpec
 
 FOLDER = "start"
-OF_THE_RUN = ("features", "dim", "hidden", "cross", "rows_rate")
+OF_THE_RUN = ("features", "dim", "hidden", "cross", "rows_rate", "seed")
 """Settings that the run for ranking decides."""
 
 _ADVICE = "train another one in Python, on gmeta.io.stream (docs/streams.md)"
@@ -235,7 +235,7 @@ class Start:
                     f"on {each.kinds[0]}: write the column as in the prepared data, or give its type, "
                     f"--set 'columns={{{each.source}=\"{each.kinds[0]}\", ...}}'"
                 )
-            if each.source not in ids and given.columns is None:
+            if each.source not in {*ids, given.time} and given.columns is None:
                 columns[each.source] = "float32"  # the first numbers may be whole
         sources = {each.name: each.source for each in self.columns}
         users = given.users or sources.get(self.config.user or "")
