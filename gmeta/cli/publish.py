@@ -171,6 +171,8 @@ def follow(
     publish: str | None,
     metrics_port: str | None,
     until_end: bool,
+    start: Path | None,
+    on_bad: str,
 ) -> None:
     """Train on a stream until it ends or a signal comes.
 
@@ -182,21 +184,30 @@ def follow(
       publish: The folder for servers, or its address.
       metrics_port: The address for Prometheus.
       until_end: Whether to end with the log.
+      start: The trained model to begin with; None: a new one.
+      on_bad: What a bad row does.
     """
     from gmeta.core.collectives import world
     from gmeta.core.settings import from_mapping
-    from gmeta.experiment.online.follow import Following, begin, load_config
+    from gmeta.experiment.online.follow import Following, begin, check_folder, load_config
     from gmeta.experiment.online.online_model import OnlineConfig
+    from gmeta.experiment.online.warm_start import OF_THE_RUN, refuse_settings
 
+    check_folder(run)
     if (run / "online.json").exists() and not settings:
-        given = replace(load_config(run), source=source)
+        given = replace(load_config(run), source=source, on_bad="raise")
+        given = given if start is None else replace(given, start=str(start))
     else:
+        if start is not None:
+            refuse_settings(settings.keys() & {*OF_THE_RUN})
+            settings = {"label": "", **settings, "start": str(start)}
         if "label" not in settings:
             raise ConfigError(
                 "--follow needs the column of labels, and usually that of times: --set 'label=\"click\"' "
                 "--set 'time=\"ts\"'"
             )
         given = from_mapping(OnlineConfig, {**settings, "source": source}, where)
+    given = replace(given, on_bad=on_bad if on_bad != "raise" else given.on_bad)
     config, stream = begin(run, given, follow=not until_end)
     monitor = None
     if metrics_port is not None and world().rank == 0:
@@ -244,7 +255,7 @@ def command(run_path: Path, folder: str) -> None:
     from gmeta.export import Publisher
 
     config = load_config(run_path)
-    model = build(config)
+    model = build(config, run_path)
     saving = ShardedCheckpoint(run_path / "checkpoints")
     saving.restore(model)
     if not saving.batches:
@@ -319,6 +330,13 @@ _OPTIONS = (
         metavar="[HOST:]PORT",
         help="With --follow: where Prometheus reads counters, on this machine alone unless a host is given.",
     ),
+    click.option(
+        "--from",
+        "start",
+        type=click.Path(path_type=Path),
+        metavar="RUN[/METHOD]",
+        help="With --follow: begin with a trained model of a run for ranking.  [default: a new model]",
+    ),
     click.option("--until-end", is_flag=True, help="With --follow: stop at the end of the log."),
 )
 
@@ -331,7 +349,11 @@ def follow_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_without_follow(
-    source: str | None, publish: str | None, metrics_port: str | None, until_end: bool
+    source: str | None,
+    publish: str | None,
+    metrics_port: str | None,
+    until_end: bool,
+    start: Path | None,
 ) -> None:
     """Refuse options that only training on a stream reads.
 
@@ -342,6 +364,7 @@ def refuse_without_follow(
         "--publish": publish is not None,
         "--metrics-port": metrics_port is not None,
         "--until-end": until_end,
+        "--from": start is not None,
     }
     for option in [name for name, there in given.items() if there]:
         if source is None:

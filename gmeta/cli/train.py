@@ -81,6 +81,7 @@ def command(
     publish: str | None,
     metrics_port: str | None,
     until_end: bool,
+    start: Path | None,
     size: int | None,
     elastic: bool,
     min_np: int | None,
@@ -101,7 +102,9 @@ def command(
     without users, the command trains for ranking alone.
 
     With --follow, it trains DCN-v2 on a log that grows, until it is stopped: each batch is evaluated before
-    it is trained, and the same command continues where it was, each row trained once (docs/online.md).
+    it is trained, and the same command continues where it was, each row trained once (docs/online.md). With
+    --from, it continues training a DCN-v2, DLRM or FM of a run for ranking. Models of other families train on
+    a stream in Python (docs/streams.md).
 
     Every epoch ends with a checkpoint. After an interruption, the same command continues from the last
     checkpoint, also with another --np. With --elastic it continues automatically when a rank is lost.
@@ -121,12 +124,13 @@ def command(
     from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 
     settings = override(read_toml(config_path) if config_path else {}, assignments)
-    refuse_without_follow(followed, publish, metrics_port, until_end)
+    refuse_without_follow(followed, publish, metrics_port, until_end, start)
     if followed is not None:
         for option, value in (("--data", data), ("--for", family), ("--budget", budget)):
             if value is not None:
                 raise ConfigError(
-                    f"{option} isn't for --follow, which trains on a stream; leave one of them out"
+                    f"{option} isn't for --follow, which trains DCN-v2 on a stream, or with --from a model "
+                    "of a run for ranking; leave it out, or train other models in Python (docs/streams.md)"
                 )
         where = f"{config_path or 'config'}{' and --set' if assignments else ''}"
         follow(
@@ -137,6 +141,8 @@ def command(
             publish=publish,
             metrics_port=metrics_port,
             until_end=until_end,
+            start=start,
+            on_bad=on_bad,
         )
         return
     if budget is not None:

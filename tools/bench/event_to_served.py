@@ -2,8 +2,10 @@
 
     python tools/bench/event_to_served.py
     python tools/bench/event_to_served.py --rate 5000 --seconds 90 --json FILE
+    python tools/bench/event_to_served.py --source kafka
 
-Four processes on this machine: a producer, which writes a file of Parquet every fifth of a second;
+Four processes on this machine: a producer, which every fifth of a second writes a file of Parquet, or, with
+`--source kafka`, messages to four partitions of a topic, whose broker it is (confluent-kafka's mock cluster);
 `gmeta train --follow`, which publishes every second; `gmeta deliver --follow`; and a server with TensorFlow
 Serving's REST interface. Twice a second, the producer makes an event of a new user and a new item. This
 process asks the server for their score every 50 ms, until it differs from that of the untrained rows. The
@@ -18,6 +20,7 @@ lag        of training: the age of the newest event that was read, by the median
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import queue
@@ -42,13 +45,52 @@ from harness import Result, parser, report
 FILE, MARK, ASK = 0.2, 0.5, 0.05
 """Seconds between files, marks and requests."""
 USERS, ITEMS, NEW = 100_000, 20_000, 1 << 40
+PARTITIONS = 4
 ROUNDING = 1e-5
 """Logits that differ by less differ by the number of samples in a request; training changes them by more."""
 HERE = Path(__file__).parent
 
 
-def produce(folder: str, rate: int, made: Any) -> None:
-    """Write events until the process is killed; put (number, time) of each mark into a queue."""
+def write_file(folder: str, number: int, columns: dict[str, Any]) -> None:
+    """Write events as a file, which appears whole."""
+    micros = pa.array(columns["ts"]).cast(pa.timestamp("us"))
+    path = Path(folder, f"{number:09d}.parquet")
+    pa.parquet.write_table(pa.table({**columns, "ts": micros}), f"{path}.tmp")
+    Path(f"{path}.tmp").rename(path)
+
+
+def begin_topic() -> tuple[str, Any]:
+    """Start a broker in this process; return the topic's URL, and a function that writes events to it."""
+    import confluent_kafka
+
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": "unused", "test.mock.num.brokers": 1, "linger.ms": 5}
+    )
+    broker = next(iter(producer.list_topics(timeout=20).brokers.values()))
+
+    def write(number: int, columns: dict[str, Any]) -> None:
+        names = list(columns)
+        for place, row in enumerate(zip(*(each.tolist() for each in columns.values()), strict=True)):
+            message = json.dumps(dict(zip(names, row, strict=True)))
+            producer.produce("events", message, partition=place % PARTITIONS)
+        producer.flush()
+
+    return f"kafka://{broker.host}:{broker.port}/events", write
+
+
+def produce(folder: str | None, rate: int, made: Any) -> None:
+    """Write events until the process is killed; put (number, time) of each mark into a queue.
+
+    Args:
+      folder: The folder of files. None: a topic, whose URL is put into the queue first.
+      rate: Events per second.
+      made: The queue.
+    """
+    if folder is None:
+        url, write = begin_topic()
+        made.put(url)
+    else:
+        write = functools.partial(write_file, folder)
     draw = np.random.default_rng(0)
     rows, number, marks, last = max(1, round(rate * FILE)), 0, 0, time.time()
     while True:
@@ -64,11 +106,8 @@ def produce(folder: str, rate: int, made: Any) -> None:
             made.put((marks, times[place]))
             marks += 1
         time.sleep(max(0.0, end - time.time()))
-        micros = pa.array((times * 1e6).astype(np.int64)).cast(pa.timestamp("us"))
-        columns = {"user": users, "item": items, "click": clicks, "ts": micros}
-        path = Path(folder, f"{number:09d}.parquet")
-        pa.parquet.write_table(pa.table(columns), f"{path}.tmp")
-        Path(f"{path}.tmp").rename(path)
+        micros = (times * 1e6).astype(np.int64)
+        write(number, {"user": users, "item": items, "click": clicks, "ts": micros})
         number, last = number + 1, end
 
 
@@ -145,27 +184,35 @@ def started(name: str, words: list[str], folder: Path) -> Iterator[subprocess.Po
             process.wait()
 
 
-def measure(folder: Path, rate: int, seconds: float, every: str, dense_every: str) -> dict[str, Any]:
+def measure(
+    folder: Path, source: str, rate: int, seconds: float, every: str, dense_every: str
+) -> dict[str, Any]:
     """Run all processes; return waits, and the rate and the lag of training."""
     log, online = folder / "log", folder / "online"
     log.mkdir()
+    files = source == "folder"
     context = multiprocessing.get_context("spawn")
     made: Any = context.Queue()
-    producer = context.Process(target=produce, args=(str(log), rate, made), daemon=True)
+    producer = context.Process(target=produce, args=(str(log) if files else None, rate, made), daemon=True)
     gmeta = str(Path(sys.executable).with_name("gmeta"))
     metrics, port = free_port(), free_port()
     settings = {"label": '"click"', "time": '"ts"', "publish_every": f'"{every}"'}
     settings |= {"dense_every": f'"{dense_every}"', "window": '"30s"'}
-    train = [gmeta, "train", "--follow", str(log), "--run", str(folder / "run"), "--publish", str(online)]
-    train += ["--metrics-port", str(metrics)]
-    train += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     probe = Probe(f"http://127.0.0.1:{port}/v1/models/model")
     deliver = [gmeta, "deliver", "--from", str(online), "--to", probe.url, "--follow", "--every", "0.1s"]
     serve = f"from support.model_server import serve; serve({str(online / 'model')!r}, {port}, 1)"
     with contextlib.ExitStack() as stack:
         producer.start()
         stack.callback(producer.kill)
-        _wait(lambda: bool(list(log.glob("*.parquet"))))
+        followed = str(log) if files else str(made.get(timeout=60))
+        if files:
+            _wait(lambda: bool(list(log.glob("*.parquet"))))
+        else:
+            types = {"user": "int64", "item": "int64", "click": "float32", "ts": "int64"}
+            settings |= {"unit": '"us"', "columns": _toml(types)}
+        train = [gmeta, "train", "--follow", followed, "--run", str(folder / "run")]
+        train += ["--publish", str(online), "--metrics-port", str(metrics)]
+        train += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         stack.enter_context(started("server", [sys.executable, "-c", serve], folder))
         stack.enter_context(started("train", train, folder))
         _wait(lambda: probe.score([0]) != [])
@@ -197,6 +244,10 @@ def measure(folder: Path, rate: int, seconds: float, every: str, dense_every: st
         }
 
 
+def _toml(values: dict[str, str]) -> str:
+    return "{" + ", ".join(f'{name} = "{value}"' for name, value in values.items()) + "}"
+
+
 def _lag(metrics: dict[str, float]) -> float:
     return metrics["gmeta_lag_seconds"]
 
@@ -215,6 +266,9 @@ def _wait(done: Any, most: float = 400.0) -> None:
 def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
+    options.add_argument(
+        "--source", choices=["folder", "kafka"], default="folder", help="the log (%(default)s)"
+    )
     options.add_argument("--rate", type=int, default=5000, help="events per second (%(default)s)")
     options.add_argument("--seconds", type=float, default=60.0, help="how long to measure (%(default)s)")
     options.add_argument("--every", default="1s", help="between two deltas (%(default)s)")
@@ -222,8 +276,9 @@ def main() -> None:
     options = options.parse_args()
     rate, seconds = (500, 10.0) if options.smoke else (options.rate, options.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), rate, seconds, options.every, options.dense_every)
+        found = measure(Path(folder), options.source, rate, seconds, options.every, options.dense_every)
     waits, path = found["waits"], f"event_to_served/rate{rate}/every{options.every}"
+    path += "" if options.source == "folder" else f"/{options.source}"
     report(
         f"{len(waits)} events of new ids among {rate:,} events/s; a delta each {options.every}",
         [

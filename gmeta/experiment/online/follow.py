@@ -3,6 +3,7 @@
 ::
 
   RUN/online.json        the settings; a run continues only with the same
+  RUN/start/             the model that it began with, if it isn't a new one
   RUN/checkpoints/       weights, rows, the position in the stream, and the metrics so far, all of one moment
   RUN/progress.json      the progressive metrics by window
 
@@ -21,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.step import StepCallback
 from gmeta.experiment.online.monitor import OnlineMonitor
 from gmeta.experiment.online.online_model import OnlineConfig, OnlineModel
+from gmeta.experiment.online.warm_start import OF_THE_RUN, ContinuedModel, Start
 from gmeta.export import Publisher
 from gmeta.io import StreamPosition
 from gmeta.io.streams.event_stream import Stream
@@ -49,6 +51,7 @@ from gmeta.training.progressive_evaluation import ProgressiveEvaluation
 
 _TIME = "/time"
 _STOPS = (signal.SIGINT, signal.SIGTERM)
+_USUAL = {each.name: each.default for each in fields(OnlineConfig)} | {"label": ""}
 _CONFIG, _CHECKPOINTS, _PROGRESS = "online.json", "checkpoints", "progress.json"
 
 
@@ -74,31 +77,51 @@ def load_config(run: Path) -> OnlineConfig:
         ) from None
 
 
+def check_folder(run: Path) -> None:
+    """Refuse the folder of a run on a prepared data set.
+
+    Raises:
+      ConfigError: It is one.
+    """
+    if (run / "config.json").exists():
+        raise ConfigError(
+            f"{run} holds a run of `gmeta train --data`; give another folder to --run, and to begin with a "
+            f"model of this run, --from {run}"
+        )
+
+
 def begin(run: Path, given: OnlineConfig, follow: bool) -> tuple[OnlineConfig, Stream]:
     """Return the settings, completed, and the stream; record them, or compare them with the recorded ones.
 
     Raises:
       ConfigError: They differ from those with which the run began, or another kind of run is here.
     """
-    if (run / "config.json").exists():
-        raise ConfigError(f"{run} holds a run of `gmeta train --data`; give another folder to --run")
+    check_folder(run)
     if not is_online(run):
         opened = given.open(follow)
-        config = given.complete(opened)
+        start = None if given.start is None else Start.find(Path(given.start))
+        config = given.complete(opened) if start is None else start.complete(given, opened)
         if collectives.world().rank == 0:
             run.mkdir(parents=True, exist_ok=True)
+            if start is not None:
+                start.save(run)
             write_atomically(run / _CONFIG, json.dumps(to_mapping(config), indent=1))
-        return config, opened
+        collectives.barrier()
+        return config, opened if start is None else config.open(follow)
     config = load_config(run)
     old, new = to_mapping(config), to_mapping(given)
     for name, value in new.items():
-        inferred = value is None and name in ("columns", "features", "users")
-        if value != old.get(name) and not inferred:
+        inferred = value is None and name in ("columns", "features", "users", "learning_rate", "start")
+        if config.start is not None and name in (*OF_THE_RUN, "label"):
+            inferred |= value == to_mapping({name: _USUAL[name]})[name]
+        if name == "start" and value is not None and old.get(name) is not None:
+            inferred = Path(value).absolute() in (Path(old[name]), *Path(old[name]).parents)
+        if value != old.get(name) and not inferred and name != "on_bad":
             raise ConfigError(
                 f"{run} began with {name} = {old.get(name)!r}, and {value!r} is given: give the same, or "
                 "another folder to --run"
             )
-    return config, config.open(follow)
+    return config, replace(config, on_bad=given.on_bad).open(follow)
 
 
 class KeptState(tf.Module):
@@ -119,13 +142,23 @@ class KeptState(tf.Module):
         self.saved.assign(np.frombuffer(self._read(), np.uint8))
 
 
-def build(config: OnlineConfig) -> OnlineModel:
-    """Build and compile the model of a run."""
+def build(config: OnlineConfig, run: Path | None = None) -> OnlineModel | ContinuedModel:
+    """Build and compile the model of a run.
+
+    Args:
+      config: Completed settings.
+      run: The run's folder, which has the model that it began with, if there is one.
+    """
     tf.random.set_seed(config.seed)
+    if config.start is not None:
+        assert run is not None  # `begin` has saved it there
+        continued = Start.load(run).build(config, run)
+        continued.reading = StreamPosition()
+        return continued
     model = OnlineModel(config)
     model.reading = StreamPosition()
     loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
-    model.compile(tf.keras.optimizers.Adam(config.learning_rate), loss, weighted_metrics=[])
+    model.compile(tf.keras.optimizers.Adam(config.rate()), loss, weighted_metrics=[])
     model.create_weights()
     # A checkpoint restores, and a publisher describes, weights and moments that are there.
     model.optimizer.build(model.trainable_variables)
@@ -155,8 +188,7 @@ class Following:
         show: Callable[[str], Any] = print,
     ) -> None:
         self.run, self.config, self._show, self._monitor = run, config, show, monitor
-        self._poll = stream.poll
-        self.model = build(config)
+        self.model = build(config, run)
         by_time = isinstance(config.windows, str)
         extra = [*([_TIME] if by_time else []), *([CORRECTS] if config.corrects else [])]
         self.progress = ProgressiveEvaluation(
@@ -189,6 +221,7 @@ class Following:
             )
             if monitor is not None:
                 monitor.follow(self.publisher)
+        self.stream = stream
         self._ends = _read_ends(run / _PROGRESS)  # window -> the step at which it ended
         self._data = self._batches(stream, [*self.model.kinds, *extra], by_time)
 
@@ -216,14 +249,14 @@ class Following:
         Raises:
           GmetaError: A rule ended it.
         """
-        callbacks = [_Count(self.model.reading, self.config.batch_size, self._monitor), self.progress]
+        callbacks = [_Count(self, self._monitor), self.progress]
         due = [self.saving.save_due]
         if self.publisher is not None:
             callbacks.append(self.publisher)
             due.append(self.publisher.publish_due)
-        callbacks.append(_WhileQuiet(self.model.reading, self._poll, due))
+        callbacks.append(_WhileQuiet(self.model.reading, self.stream.poll, due))
         with _stops_on_signals(self.model) as stopped:
-            if self.publisher is not None and self.saving.batches:
+            if self.publisher is not None and (self.saving.batches or self.config.start):
                 # What was trained before is published now, not after the next event. What was published after
                 # the last checkpoint is trained again.
                 self.publisher.publish_base()
@@ -233,8 +266,13 @@ class Following:
                 self.epochs += 1
                 self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
                 decision = self.progress.decision
-                if decision is None or stopped():
+                if any(collectives.allgather_objects(stopped())):
                     return
+                if decision is None:
+                    alone = collectives.world().size == 1
+                    if alone or not self.stream.follow or self.model.stop_training:
+                        return
+                    continue  # no rank has rows now
                 if self._monitor is not None:
                     self._monitor.note_decision(decision)
                 if decision.action == "stop":
@@ -290,9 +328,9 @@ def _line(window: Window) -> str:
 class _Count(StepCallback):
     """Counts events for the monitor."""
 
-    def __init__(self, reading: StreamPosition, rows: int, monitor: OnlineMonitor | None) -> None:
+    def __init__(self, of: Following, monitor: OnlineMonitor | None) -> None:
         super().__init__()
-        self._reading, self._rows, self._monitor, self._last = reading, rows, monitor, -1
+        self._of, self._monitor, self._last, self._skipped = of, monitor, -1, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start counting batches."""
@@ -301,7 +339,13 @@ class _Count(StepCallback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the rows of a step."""
         if self._monitor is not None:
-            self._monitor.note_events((batch - self._last) * self._rows, latest=self._reading.newest)
+            of = self._of
+            self._monitor.note_events(
+                (batch - self._last) * of.config.batch_size, latest=of.model.reading.newest
+            )
+            skipped = sum(counts.bad for counts in of.stream.counts)
+            self._monitor.note_skipped(skipped - self._skipped)
+            self._skipped = skipped
         self._last = batch
 
 
@@ -329,7 +373,7 @@ class _WhileQuiet(StepCallback):
 
 
 @contextmanager
-def _stops_on_signals(model: OnlineModel) -> Iterator[Callable[[], bool]]:
+def _stops_on_signals(model: tf.keras.Model) -> Iterator[Callable[[], bool]]:
     """At SIGINT or SIGTERM, end the training after its step and save; a second one ends the process.
 
     Python runs handlers between two operations of the main thread, which may wait for rows within TensorFlow.

@@ -52,6 +52,7 @@ class OnlineMonitor:
 
     ====================================  ================================================================
     gmeta_events_total                    samples trained
+    gmeta_skipped_total                   rows that can't be parsed, and files that came too late
     gmeta_lag_seconds                     when samples were trained last: the time since the newest event
     gmeta_rows_touched_total              rows published in deltas: each that changed since the delta before
     gmeta_rows_removed_total              removed ids published in deltas
@@ -90,6 +91,7 @@ class OnlineMonitor:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._events = Counter("gmeta_events", "Samples trained.", registry=registry)
+        self._skipped = Counter("gmeta_skipped", "Bad rows and late files skipped.", registry=registry)
         self._lag = Gauge(
             "gmeta_lag_seconds", "Time since the newest event, when it was trained.", registry=registry
         )
@@ -152,6 +154,10 @@ class OnlineMonitor:
         self._events.inc(count)
         if latest is not None:
             self._lag.set(max(time.time() - int(latest) / _MICROSECONDS, 0.0))
+
+    def note_skipped(self, count: int) -> None:
+        """Count rows and files that were skipped."""
+        self._skipped.inc(count)
 
     def note_window(self, window: Window, overall: Window | None = None) -> None:
         """Show the metrics of a window that has ended.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from gmeta.policies import TTL
 
 _USERS = ("user", "user_id", "userid", "uid")
 _START = 0.05  # deviation of initial rows
+_RATE = 0.001
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,17 @@ class OnlineConfig:
 
     Attributes:
       source: The log, as for `gmeta.io.stream`.
-      label: The column of labels, 0 or 1; of a stream with `outcomes`, the name of the answer.
+      label: The column of labels, 0 or 1; of a stream with `outcomes`, the name of the answer. Empty, with
+        `start`: that of the run.
+      start: A trained model of a run for ranking that training begins with: ``RUN``, ``RUN/method`` or
+        ``RUN/method/seed-0``. It decides `features`, `dim`, `hidden`, `cross` and how rows are trained
+        (`gmeta.experiment.online.warm_start`). None: a new model.
       time: The column of event times; None: the broker's times.
       unit: The unit of a column of numbers.
       form: As for `gmeta.io.stream`.
       columns: The columns' types; None: inferred from the first rows, and then kept.
       idle: As for `gmeta.io.stream`.
+      on_bad: As for `gmeta.io.stream`; it may change from call to call.
       outcomes: The log that has the labels; None: the stream has them.
       features: The columns that the model reads; None: all but the label, times, and the outcomes' key.
       users: The column of users, for GAUC; None: the first of user, user_id, userid and uid that exists.
@@ -70,9 +76,10 @@ class OnlineConfig:
       dim: The width of ids' vectors.
       hidden: The units of the perceptron's layers.
       cross: The number of cross layers.
-      learning_rate: Adam's rate for dense weights.
+      learning_rate: Adam's rate for dense weights; with `start`, for rows too. None: 0.001, or the run's.
       rows_rate: Adagrad's rate for rows.
-      ttl: How long an unused row is kept, such as ``"30d"``; None: for ever.
+      ttl: How long an unused row is kept, such as ``"30d"``; with `start`, a row of an id that the run didn't
+        see. None: for ever.
       window: The windows of progressive metrics: a duration of event time, or a number of rows. None: ten
         minutes, or 20,000 rows of a stream with `outcomes`, whose examples aren't in order of time.
       stop_if: Rules on these windows by which training ends (`gmeta.metrics.guard`).
@@ -87,11 +94,13 @@ class OnlineConfig:
 
     source: str
     label: str
+    start: str | None = field(default=None, kw_only=True)
     time: str | None = None
     unit: str | None = None
     form: Format | None = None
     columns: dict[str, str] | None = None
     idle: str = "5s"
+    on_bad: str = "raise"
     outcomes: Outcomes | None = None
     features: tuple[str, ...] | None = None
     users: str | None = None
@@ -99,7 +108,7 @@ class OnlineConfig:
     dim: int = 16
     hidden: tuple[int, ...] = (64, 32)
     cross: int = 2
-    learning_rate: float = 0.001
+    learning_rate: float | None = None
     rows_rate: float = 0.05
     ttl: str | None = None
     window: str | int | None = None
@@ -117,6 +126,10 @@ class OnlineConfig:
         """The windows of progressive metrics."""
         return self.window or ("10m" if self.outcomes is None else 20_000)
 
+    def rate(self, usual: float = _RATE) -> float:
+        """Return Adam's rate."""
+        return usual if self.learning_rate is None else self.learning_rate
+
     @property
     def corrects(self) -> bool:
         """Whether some examples correct earlier ones."""
@@ -125,6 +138,7 @@ class OnlineConfig:
     def open(self, follow: bool) -> Stream:
         """Return the stream of examples."""
         common: dict[str, Any] = {"form": self.form, "idle": self.idle, "follow": follow, "poll": "0.05s"}
+        common["on_bad"] = self.on_bad
         rows = stream(self.source, columns=self.columns, time=self.time, unit=self.unit, **common)
         if self.outcomes is None:
             return rows
@@ -172,7 +186,8 @@ class OnlineConfig:
         users = self.users or next((name for name in _USERS if name in features), None)
         if users is not None and columns.get(users) not in ("int64", "string"):
             raise ConfigError(f"users = {users!r} is {columns.get(users)}: name a column of ids")
-        return replace(self, columns=columns, features=features, users=users)
+        rate = self.rate()
+        return replace(self, columns=columns, features=features, users=users, learning_rate=rate)
 
 
 class OnlineModel(DCN):

@@ -25,6 +25,9 @@ from gmeta.ops import AttentionMask
 from gmeta.optimizers import Adam, RowPrior
 
 IDS, NUMBERS = "ids", "numbers"
+NEW = "/new"
+"""An input of models that continue on a stream: (samples, features, dim + 1), rows of ids that the encoding
+lacks, and zeros for others, which are added to the features' own."""
 _START = 0.05  # deviation of initial rows
 _NOISE = 1.6  # twice the share of the labels' variance that models don't explain
 
@@ -96,6 +99,7 @@ class RowModel(Model):
         rows = found[IDS] * tf.cast(known, tf.float32)[..., tf.newaxis]
         if lists:
             rows = tf.concat([rows, tf.stack([found[name] for name in lists], axis=1)], axis=1)
+        rows = rows + inputs[NEW] if NEW in inputs else rows
         return tf.reduce_sum(rows[..., 0], axis=1, keepdims=True) + self.bias, rows[..., 1:]
 
 

@@ -234,9 +234,9 @@ def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:
     def encode(given: Mapping[str, Any]) -> Sent:
         rows = tf.shape(next(iter(given.values())))[0]
         gaps = tf.fill([rows], np.float32(np.nan))
-        numbers = [_scaled(scale, given.get(name, gaps)) for name, scale in encoding.scales.items()]
+        numbers = [scale_numbers(scale, given.get(name, gaps)) for name, scale in encoding.scales.items()]
         return Sent(
-            {name: _number(given[name], ids) for name, ids in known.items() if name in given},
+            {name: number_ids(given[name], ids) for name, ids in known.items() if name in given},
             tf.stack(numbers, axis=1) if numbers else tf.zeros([rows, 0]),
             given.get(encoding.config.time, tf.zeros([rows], tf.int64)),
         )
@@ -244,10 +244,10 @@ def _encoder(encoding: Encoding) -> Callable[[Mapping[str, Any]], Sent]:
     return encode
 
 
-def _number(sent: tf.Tensor, known: tf.Variable) -> tf.Tensor:
+def number_ids(sent: tf.Tensor, known: tf.Variable) -> tf.Tensor:
     """Number ids, or texts by their hashes, from 1; 0 is an unknown id, or the padding of a list."""
     if sent.dtype == tf.string:
-        numbers = _number(hash_text(sent), known)
+        numbers = number_ids(hash_text(sent), known)
         return numbers if sent.shape.rank == 1 else tf.where(sent == "", tf.zeros_like(numbers), numbers)
     ids: Ints | tf.Tensor = tf.convert_to_tensor(known)
     if not ids.shape[0]:
@@ -257,7 +257,8 @@ def _number(sent: tf.Tensor, known: tf.Variable) -> tf.Tensor:
     return tf.reshape(tf.where(tf.gather(ids, place) == flat, place + 1, 0), tf.shape(sent))
 
 
-def _scaled(scale: Scale, values: tf.Tensor) -> tf.Tensor:
+def scale_numbers(scale: Scale, values: tf.Tensor) -> tf.Tensor:
+    """Scale numbers as `Scale` does, (rows,) float32."""
     found = tf.cast(values, tf.float64)
     missing = ~tf.math.is_finite(found) | (found <= GAP)
     found = tf.sign(found) * tf.math.log1p(tf.abs(found)) if scale.log else found

@@ -28,7 +28,8 @@ from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import EpochCheckpoints, read_logged
 from gmeta.ops.table.restored_rows import tables_by_name
 
-_BEST = "best"
+BEST = "best"
+"""The part of a training run's folder that has the best epoch."""
 
 Batches = Callable[[int], tf.data.Dataset]
 """An epoch's number -> the training batches of that epoch and of the next ones."""
@@ -97,7 +98,7 @@ def train(
             training,
             epochs=stopping.epochs,
             validation_data=validation,
-            callbacks=[*callbacks, _KeepBest(checkpoints, folder / _BEST, stopping)],
+            callbacks=[*callbacks, _KeepBest(checkpoints, folder / BEST, stopping)],
             verbose=0,
         )
     return before
@@ -184,12 +185,22 @@ def load_best(build: Callable[[], Any], folder: Path, stopping: Stopping, name: 
             advice="run `gmeta train` again to finish",
         )
     model = build()
-    store = CheckpointStore(folder / _BEST)
+    load_weights(model, folder)
+    return model
+
+
+def load_weights(model: tf.keras.Model, folder: Path) -> None:
+    """Load the weights, the rows and, if the model is compiled, the optimizer's state of the best epoch.
+
+    Args:
+      model: The model.
+      folder: The folder of the training run.
+    """
+    store = CheckpointStore(folder / BEST)
     store.load(tables_by_name(model))
     best = store.latest()
     assert best is not None  # or else `load` raised
     read_dense(model, best)
-    return model
 
 
 CHOSEN = "chosen.json"

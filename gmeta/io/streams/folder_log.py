@@ -5,15 +5,20 @@ producer gives each new file a name after all earlier ones, such as ``2024-05-01
 into place when it is complete. Names that begin with ``.`` or ``_``, and those that end with ``.tmp`` or
 ``.crc``, are ignored. The place in a partition is a file's name and the number of its rows that are read. A
 file of which all rows are read may be deleted.
+
+A file that appears before one that is already read is an error, or is skipped and counted, also if it appears
+between two runs: a position holds, of each file that is there and read, the hash of its name, 8 bytes.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
+import hashlib
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +44,13 @@ _TFRECORD = {".tfrecord", ".tfrecords"}
 _HIDDEN = (".tmp", ".crc", ".inprogress", ".partial")
 _AT_ONCE = 8192  # rows
 _ALL = 1 << 62  # in place of a number of rows: the whole file
+
+
+_HASH = 8  # bytes
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=_HASH).digest()
 
 
 class _Name(NamedTuple):
@@ -82,6 +94,10 @@ class FolderLog:
     def partitions(self) -> Sequence[str]:
         """Return the names of the partitions."""
         return self.folders
+
+    def from_first(self) -> FolderLog:
+        """Return the log with new readers that begin at the first file."""
+        return replace(self, latest=False)
 
     def infer(self, form: Format | None) -> dict[str, str] | None:
         """Infer the columns from the first file; None if no folder has a file yet."""
@@ -147,7 +163,17 @@ class FolderReader:
         self._columns, self._form, self._counts = columns, form, counts
         self._rows = self._read(self._file, done) if self._file and done < _ALL else iter(())
         self._passed: set[str] | None = None  # files up to the current one
+        self._seen: bytes | None = None  # those of an earlier reader
         self._waiting: list[str] = []
+
+    @property
+    def seen(self) -> bytes | None:
+        """The hashes of the files up to the current one; None: not known."""
+        return self._seen if self._passed is None else b"".join(map(_hash, sorted(self._passed)))
+
+    @seen.setter
+    def seen(self, hashes: bytes | None) -> None:
+        self._seen = hashes
 
     def read(self) -> Rows | None:
         """Return the next rows; None if there is no further file yet.
@@ -170,14 +196,27 @@ class FolderReader:
     def _look(self) -> None:
         names = list_files(self._folder)
         passed = {name for name in names if name <= self._file}
-        if self._passed is not None and (late := passed - self._passed):
-            raise DataError(
-                f"the file appeared after {self._file}, which is already read, so its rows would be lost",
-                path=f"{self._folder}/{min(late)}",
-                advice="give each new file a name after all earlier ones: begin it with the time",
-            )
+        late = passed - self._passed if self._passed is not None else self._unseen(passed)
+        for name in sorted(late):
+            why = f"the file appeared after {self._file}, which is already read"
+            if self._counts is None:
+                raise DataError(
+                    f"{why}, so its rows would be lost",
+                    path=f"{self._folder}/{name}",
+                    advice="rename it, so that its name is after all others, and it is read; give each new "
+                    "file such a name: begin it with the time",
+                )
+            self._counts.skip(f"{self._folder}/{name}: {why}, and isn't read")
+            warnings.warn(f"{self._folder}/{name}: {why}: it isn't read", stacklevel=2)
         self._passed = passed
         self._waiting = [name for name in names if name > self._file]
+
+    def _unseen(self, names: set[str]) -> set[str]:
+        """Return the files that an earlier reader, which was past them, hasn't seen."""
+        if self._seen is None:
+            return set()
+        known = {self._seen[at : at + _HASH] for at in range(0, len(self._seen), _HASH)}
+        return {name for name in names if _hash(name) not in known}
 
     def _read(self, name: str, done: int) -> Iterator[Rows]:
         """Read a file from row ``done`` on."""

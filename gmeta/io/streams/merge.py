@@ -8,6 +8,9 @@ that starts anywhere in it reads the same rest.
 A row can be returned when no partition can still produce a row before it, that is, when each other partition
 has produced a row of a later key. A partition without traffic would stop all others. With ``idle``, one whose
 end was reached that many seconds ago no longer holds up others; only then does the order depend on the clock.
+
+A partition that is added to the log while it is read joins from its first row on. Its rows come after those
+that were returned until then, so their keys are at least the largest key of these.
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ class Reader(Protocol):
 
     Attributes:
       start: The place at which it began, as JSON values.
+      seen: What it has seen besides, which a later reader of the partition gets; None: nothing.
     """
 
     start: Any
+    seen: bytes | None
 
     def read(self) -> Rows | None:
         """Return the next rows without waiting; None if there are none yet."""
@@ -148,7 +153,11 @@ class Merge:
     """
 
     def __init__(self, lanes: Sequence[Lane], schemas: Sequence[pa.Schema], idle: float | None) -> None:
-        self._lanes, self._schemas, self._idle = lanes, schemas, idle
+        self._lanes, self._schemas, self._idle = [*lanes], schemas, idle
+
+    def add(self, lane: Lane) -> None:
+        """Add a partition, after the others in the order that decides between equal keys."""
+        self._lanes.append(lane)
 
     def read(self) -> Merged | None:
         """Return the next rows without waiting; None if none can be returned yet."""
@@ -187,8 +196,8 @@ class Merge:
         return all(lane.reader.at_end for lane in self._lanes)
 
     def places(self) -> dict[str, Any]:
-        """Return each partition's place and key, as JSON values."""
-        return {f"{lane.side}/{lane.part}": [lane.place, lane.key] for lane in self._lanes}
+        """Return each partition's place, its key, and what its reader has seen besides."""
+        return {f"{lane.side}/{lane.part}": [lane.place, lane.key, lane.reader.seen] for lane in self._lanes}
 
     def close(self) -> None:
         """Close the partitions."""
@@ -196,7 +205,15 @@ class Merge:
             lane.reader.close()
 
 
-def place_of(places: Mapping[str, Any], side: int, part: int) -> tuple[Any, int | None]:
-    """Return a partition's place and key among those of `Merge.places`; None where it is new."""
-    place, key = places.get(f"{side}/{part}", (None, None))
-    return place, key
+def latest_key(places: Mapping[str, Any]) -> int | None:
+    """Return the largest key among those of `Merge.places`; None if no row was returned."""
+    return max((key for _, key, *_ in places.values() if key is not None and key != _NONE), default=None)
+
+
+def place_of(places: Mapping[str, Any], side: int, part: int) -> tuple[Any, int | None, bytes | None]:
+    """Return what `Merge.places` has of a partition.
+
+    A partition that is new among others has their latest key, because their rows were returned before its.
+    """
+    place, key, *seen = places.get(f"{side}/{part}", (None, latest_key(places)))
+    return place, key, seen[0] if seen else None

@@ -11,7 +11,7 @@ import urllib.parse
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,10 @@ class KafkaLog:
             )
         return [str(number) for number in sorted(found.partitions)]
 
+    def from_first(self) -> KafkaLog:
+        """Return the log with new readers that begin at the first message."""
+        return replace(self, latest=False)
+
     def infer(self, form: Format | None) -> dict[str, str] | None:
         """Infer the columns from the first messages; None if there are none yet."""
         for partition in self.partitions():
@@ -134,6 +138,8 @@ class KafkaLog:
 
 class KafkaReader:
     """The reader of a partition of a topic; see `KafkaLog.open`."""
+
+    seen: bytes | None = None
 
     def __init__(
         self,
@@ -256,6 +262,10 @@ class RedisLog:
         """Return the names of the streams."""
         return self.keys
 
+    def from_first(self) -> RedisLog:
+        """Return the log with new readers that begin at the first entry."""
+        return replace(self, latest=False)
+
     def infer(self, form: Format | None) -> dict[str, str] | None:
         """Infer the columns from the first entries; None if there are none yet."""
         for key in self.keys:
@@ -275,6 +285,8 @@ class RedisLog:
 
 class RedisReader:
     """The reader of a stream of Redis; see `RedisLog.open`."""
+
+    seen: bytes | None = None
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,13 +15,14 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.collectives.wire import pack, unpack
-from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.errors import ConfigError, GmetaError, StoreUnavailableError
 from gmeta.core.position import Position, int64_variable
 from gmeta.io.streams.merge import Lane, Merge, Merged, place_of
 from gmeta.io.streams.records import arrow_schema, concat, tensors
 from gmeta.io.streams.sources import Described
 
 _VERSION = 1
+_LOOK_EVERY = 10.0  # seconds between two looks for new partitions
 
 
 class StreamPosition(Position):
@@ -73,8 +74,11 @@ class StreamPosition(Position):
         All ranks must call this together.
         """
         self._ready_until = 0
-        found = self._reader is not None and next(iter(self._reader), None) is not None
-        return any(collectives.allgather_objects(found))
+        while True:
+            rows = None if self._reader is None else self._reader.look()
+            found = collectives.allgather_objects(rows)
+            if any(found) or None in found:  # else all ranks wait for their own partitions
+                return any(found)
 
     def ready(self) -> bool:
         """Return whether the next step needn't wait for rows on any rank; a rank that stops stops all.
@@ -162,6 +166,8 @@ class StreamReader:
         self._given: deque[pa.RecordBatch] = deque()  # examples of batches that aren't trained yet
         self._since = 0  # the steps that were trained before the first of them
         self._known = b""  # what this reader stored last
+        self._over = self._slow = False
+        self._waits: float | None = None  # since when the others wait for this rank's batch
         self._partitions = [list(source.log.partitions()) for source in of.sources]
         self.shares = collectives.world().shares
         sizes = {len(each) for each in self._partitions}
@@ -171,6 +177,9 @@ class StreamReader:
                 f"join: the logs have {' and '.join(map(str, sorted(sizes)))} partitions, and ranks read "
                 "their own: partition both by the key, and in the same number"
             )
+        # Ranks that read all partitions must add one at the same row, and those that join must divide alike.
+        self._may_grow = of.follow and (of.joining is None if self._apart else self.shares.total == 1)
+        self._looked = time.monotonic()
         together = sum(map(len, self._partitions)) > 1
         ranks = self.shares.total
         if ranks > 1 and not self._apart and together and of.idle is not None:
@@ -178,6 +187,12 @@ class StreamReader:
                 f"stream: {ranks} ranks read {max(sizes)} partitions together, so their order may "
                 "not depend on a clock: give idle='never', or the log as many partitions as ranks"
             )
+
+    def look(self) -> int | None:
+        """Wait for the next batch, and return its rows; None if the stream has ended."""
+        if next(iter(self), None) is None:
+            return None
+        return self._given[-1].num_rows
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterate over batches; an earlier iteration ends."""
@@ -206,7 +221,7 @@ class StreamReader:
                 return 1
             read_ahead = self._since + len(self._given) - int(self._position.step)
             if read_ahead <= 0 and not self._fill():
-                return int(self._has_ended())
+                return int(self._has_ended() or self._is_slow())
             return max(read_ahead, 0) + self._queued // self._whole
 
     def end(self) -> None:
@@ -273,7 +288,7 @@ class StreamReader:
             self._queued += sum(batch.num_rows for batch in self._given)
         self._given.clear()
         self._since = 0 if self._position is None else int(self._position.step)
-        self._over = False
+        self._over, self._slow, self._waits = False, False, None
 
     def _load(self, saved: bytes) -> None:
         if self._merge is not None:
@@ -323,26 +338,48 @@ class StreamReader:
 
     def _open(self, places: Mapping[str, Any]) -> Merge:
         lanes = []
-        for side, source in enumerate(self._stream.sources):
-            for part, name in enumerate(self._partitions[side]):
+        for side, names in enumerate(self._partitions):
+            for part, name in enumerate(names):
                 if self._apart and not self._own(np.array([part]))[0]:
                     continue
-                place, key = place_of(places, side, part)
-                counts = source.counts if source.skips else None
-                reader = source.log.open(name, place, source.columns, source.form, counts)
-                lanes.append(Lane(side, part, reader, reader.start, key, source.times))
+                lanes.append(self._open_lane(places, side, part, name))
         schemas = [arrow_schema(source.columns) for source in self._stream.sources]
         return Merge(lanes, schemas, self._stream.idle if self._stream.follow else 0.0)
 
+    def _open_lane(self, places: Mapping[str, Any], side: int, part: int, name: str) -> Lane:
+        """Open a partition; one that is new among others is read from its first row on."""
+        source = self._stream.sources[side]
+        place, key, seen = place_of(places, side, part)
+        counts = source.counts if source.skips else None
+        log = source.log.from_first() if places and place is None else source.log
+        reader = log.open(name, place, source.columns, source.form, counts)
+        reader.seen = seen
+        return Lane(side, part, reader, reader.start, key, source.times)
+
+    def _add_partitions(self) -> None:
+        """Open the partitions that were added to the logs meanwhile."""
+        if time.monotonic() - self._looked < _LOOK_EVERY or self._merge is None or not self._may_grow:
+            return
+        self._looked = time.monotonic()
+        for side, source in enumerate(self._stream.sources):
+            with suppress(StoreUnavailableError):  # the next look may succeed; rows report what is wrong
+                found, known = source.log.partitions(), self._partitions[side]
+                for name in found[len(known) :] if [*found[: len(known)]] == known else ():
+                    part = len(known)
+                    if not self._apart or self._own(np.array([part]))[0]:
+                        self._merge.add(self._open_lane(self._merge.places(), side, part, name))
+                    known.append(name)
+
     def _next(self) -> pa.RecordBatch | None:
         """Return the next batch; None if there is none yet, or, with `_over`, none any more."""
-        if not self._fill():
+        if not self._fill() and (self.stopped or not self._is_slow()):
             stopped = self.stopped
             self._over = stopped or self._has_ended()
             if stopped:
                 self.stopped = False
             if stopped or not self._over or not self._remainder or not self._queued:
                 return None
+        self._waits = None
         batch = self._cut(min(self._whole, self._queued))
         self._trim()
         self._given.append(batch)
@@ -362,6 +399,7 @@ class StreamReader:
 
     def _fill(self) -> bool:
         """Read rows until there is a whole batch, or until none are available; return whether there is."""
+        self._add_partitions()
         while self._queued < self._whole:
             merged = None if self.stopped else self._read()
             if merged is None:
@@ -383,7 +421,20 @@ class StreamReader:
             if rows.num_rows:
                 self._queue.append(rows)
                 self._queued += rows.num_rows
+        self._slow = False
         return True
+
+    def _is_slow(self) -> bool:
+        """Return whether other ranks no longer wait for this one to fill a batch from its own partitions.
+
+        That is so after they have waited ``idle`` seconds. The rank then gives the rows that it has, or none,
+        until it has a full batch again, or no rank has rows.
+        """
+        idle = self._stream.idle
+        if self._apart and self._stream.follow and idle is not None:
+            self._waits = self._waits or time.monotonic()
+            self._slow |= time.monotonic() - self._waits >= idle
+        return self._slow
 
     def _read(self) -> Merged | None:
         """Read merged rows. After an error, the next iteration reads again from the last returned row."""

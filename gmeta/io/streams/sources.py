@@ -42,6 +42,10 @@ class Log(Protocol):
         """Read a partition from a place on; None is where a new reader begins."""
         ...
 
+    def from_first(self) -> Log:
+        """Return the log with new readers that begin at the first row."""
+        ...
+
 
 @dataclass(frozen=True)
 class Source:

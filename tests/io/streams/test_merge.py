@@ -17,6 +17,7 @@ class GivenRows:
     """A reader of rows that arrive in given pieces, one at each look."""
 
     start = 0
+    seen = None
 
     def __init__(self, ids: list[int], times: list[int], cuts: list[int]) -> None:
         ends = sorted({min(cut, len(ids)) for cut in cuts} | {len(ids)})
@@ -55,7 +56,7 @@ def lanes_of(drawn: list[tuple[int, list[int], list[int]]], places: dict[str, li
     for number, (side, times, cuts) in enumerate(drawn):
         ids = list(range(first, first + len(times)))
         first += len(times)
-        place, key = places.get(f"{side}/{number}", (0, None))
+        place, key, _ = places.get(f"{side}/{number}", (0, None, None))
         reader = GivenRows(ids[place:], times[place:], cuts)
         offset = place
 

@@ -24,33 +24,11 @@ from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.io import StreamPosition, stream
 from gmeta.io.reader_stats import data_errors
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.io.streams.message_logs import KafkaLog
 from gmeta.preprocess import HistorySpec
 from gmeta.preprocess.history.append import append_history
 from support.process_ranks import run_ranks
-
-COLUMNS = {"user": "int64", "item": "int64", "click": "float32", "ts": "int64"}
-
-
-def events(rows: int, first: int = 0) -> list[dict[str, Any]]:
-    """Rows that are a function of their number."""
-    random = np.random.default_rng(7)
-    users, items, clicks = (random.integers(0, n, first + rows) for n in (30, 20, 2))
-    return [
-        {"user": int(users[i]), "item": int(items[i]), "click": float(clicks[i]), "ts": i}
-        for i in range(first, first + rows)
-    ]
-
-
-def put(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    """Write a file of JSON lines, whole."""
-    folder.mkdir(exist_ok=True)
-    (folder / f".{name}").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / f".{name}").rename(folder / name)
-
-
-def times(data: tf.data.Dataset) -> list[list[int]]:
-    return [(batch[0] if isinstance(batch, tuple) else batch)["ts"].numpy().tolist() for batch in data]
+from support.stream_rows import COLUMNS, events, make_model, put, times
 
 
 def test_rows_of_all_formats_are_the_same(tmp_path: Path) -> None:
@@ -164,27 +142,6 @@ def test_a_file_that_is_read_may_be_deleted(tmp_path: Path) -> None:
     put(tmp_path, "2.jsonl", events(5, first=10))
     later.restore(state)
     assert times(described.batches(5, start=later)) == [[10, 11, 12, 13, 14]]
-
-
-def test_a_file_that_comes_too_late_is_an_error(tmp_path: Path) -> None:
-    put(tmp_path, "2.jsonl", events(8))
-    data = iter(stream(tmp_path, columns=COLUMNS, time="ts", poll="0.01s").batches(8, start=StreamPosition()))
-    next(data)
-    put(tmp_path, "1.jsonl", events(8))
-    with pytest.raises(DataError, match=r"1\.jsonl: the file appeared after 2\.jsonl"), data_errors():
-        next(data)
-
-
-def make_model() -> gmeta.models.Model:
-    """Return a compiled model whose position is in a stream."""
-    tf.random.set_seed(3)
-    inputs = {name: tf.keras.Input([], name=name, dtype=tf.int64) for name in ("user", "item")}
-    vectors = EmbeddingCollection([FeatureConfig(name, dim=4) for name in inputs])(inputs)
-    kernel = tf.keras.initializers.GlorotUniform(5)
-    score = tf.keras.layers.Dense(1, kernel_initializer=kernel)(tf.concat([*vectors.values()], axis=-1))
-    model = gmeta.models.Model(inputs, score)
-    model.reading = StreamPosition()
-    return model
 
 
 class KilledError(Exception):
@@ -326,6 +283,44 @@ def test_kafka_is_read_from_offsets_in_order_of_time(kafka: tuple[Any, str]) -> 
         position._reader._open({"0/0": [10_000, 0]})
     with pytest.raises(DataError, match=r"kafka://.*/nothing: .*create the topic, or name another one"):
         stream(f"kafka://{address}/nothing?")
+
+
+def test_partitions_that_are_added_are_read_from_their_first_row_on(
+    kafka: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer, address = kafka
+
+    def send(rows: list[dict[str, Any]], partition: int) -> None:
+        for row in rows:
+            producer.produce("events", json.dumps(row), partition=partition)
+        producer.flush()
+
+    def show(count: int) -> None:  # the mock cluster can't add partitions to a topic
+        monkeypatch.setattr(KafkaLog, "partitions", lambda self: [*map(str, range(count))])
+
+    send(events(16), 0)
+    monkeypatch.setattr("gmeta.io.streams.position._LOOK_EVERY", 0.0)
+    show(1)
+    described = stream(
+        f"kafka://{address}/events", columns=COLUMNS, time="ts", idle="0.1s", poll="0.01s", begin="earliest"
+    )
+    position = StreamPosition()
+    data = iter(described.batches(8, start=position))
+    assert [next(data)["ts"].numpy().tolist() for _ in range(2)] == [[*range(8)], [*range(8, 16)]]
+    position.trained(2)
+    send(events(12), 1)  # older than what was returned, and written before the partition is noticed
+    send(events(4, first=16), 0)
+    show(2)
+    assert next(data)["ts"].numpy().tolist() == [*range(8)]
+    position.trained()
+    state = position.state()
+    send(events(8, first=20), 2)
+    show(3)  # and one that is added between two runs, to a reader that would begin at the end
+    later = StreamPosition()
+    later.restore(state)
+    latest = stream(f"kafka://{address}/events", columns=COLUMNS, time="ts", follow=False, begin="latest")
+    rest = [ts for batch in times(latest.batches(8, start=later)) for ts in batch]
+    assert rest == [*range(8, 12), *range(16, 28)]
 
 
 @pytest.fixture
