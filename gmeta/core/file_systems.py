@@ -343,8 +343,8 @@ def open_files(folder: str | os.PathLike[str]) -> LocalFiles | StoredFiles:
       ConfigError: Neither pyarrow nor fsspec knows the scheme; or as for `check_requirements`.
 
     Example:
-      >>> str(open_files("file:///tmp/online"))
-      '/tmp/online'
+      >>> str(open_files("online"))
+      'online'
     """
     text = os.fspath(folder)
     if (local := local_path(text)) is not None:

@@ -3,8 +3,8 @@
 - `saved_model` writes the export, with default signatures, or those that `signature` describes.
 - `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
 - `sequence_models` has the signatures of models over histories.
-- `publisher` publishes a model while it trains: `model_deltas` encodes what has changed, `delta_signatures`
-  applies it in a server, and `delivery` sends it there.
+- `publisher` publishes a model while it trains: `model_deltas` encodes what has changed, `published_folder`
+  names, lists and compacts the files, `delta_signatures` applies them in a server, and `delivery` sends them.
 - `external_rows` makes signatures that take rows of tables larger than a server; `row_stores` holds these in
   Redis or RocksDB, where `delivery` sends them too.
 

@@ -2,7 +2,7 @@
 
 A server is TensorFlow Serving's REST interface, or anything with the same interface. Its signature
 ``delta_version`` returns its version; ``apply_delta`` receives the deltas after that version one by one, or,
-if the server lags far, several combined into one (`gmeta.export.model_deltas.combine`). So this module
+if the server lags far, several combined into one (`gmeta.export.published_folder`). So this module
 stores nothing about servers: a killed delivery, a restarted server and a new replica all resume from the
 version that the server has.
 

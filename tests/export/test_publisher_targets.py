@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -198,4 +200,33 @@ def test_many_changes_are_divided_among_versions(model, tmp_path, monkeypatch):
     publisher = Publisher(model, tmp_path / "online")
     with pytest.raises(GmetaError, match="used by another Publisher"):
         Publisher(model, tmp_path / "online")
+    publisher.close()
+
+
+def test_a_failed_compaction_is_a_warning_and_is_tried_again(model, tmp_path):
+    files, system = stored(tmp_path)
+    publisher = Publisher(model, PublishedFolder(files))
+
+    def fail(operation, path):
+        if operation == "open_output_stream" and "-" in path:
+            raise OSError("AWS Error ACCESS_DENIED during PutObject operation: Access Denied")
+
+    publisher.publish()
+    system.before = fail
+
+    def publish(number):
+        for _ in range(number):
+            train(model, np.arange(2))
+            publisher.publish(dense=False)
+            wait([publisher._folder._compaction])
+
+    with pytest.warns(
+        UserWarning, match="not compacted, tried again later: can't write .*use credentials that"
+    ):
+        publish(18)
+    system.before = lambda operation, path: None
+    assert len(PublishedFolder(files).contents().deltas) == 18
+    with pytest.warns(UserWarning, match="not compacted"):  # the last failure
+        publish(1)
+    assert len(PublishedFolder(files).contents().deltas) == 19 - 7
     publisher.close()
