@@ -147,10 +147,12 @@ def stream(
         ``tf.train.Example`` in files.
       follow: Whether to wait for further rows at the end. If not, the stream ends there.
       begin: Where a reader without a position begins: ``"earliest"`` or ``"latest"``.
-      idle: How long a partition may be without rows before it no longer holds up the others; ``"never"``:
-        the others always wait for its next row, so that the order doesn't depend on the clock.
+      idle: How long a partition may be without rows before it no longer holds up the others, and how long
+        other ranks wait for a rank to fill a batch from its own partitions; ``"never"``: they always wait, so
+        that neither the order nor the batches depend on the clock.
       poll: The time between two looks for new rows.
-      on_bad: What a row does that can't be parsed: ``"raise"`` or ``"skip"``; `Stream.counts` counts them.
+      on_bad: What a row does that can't be parsed, or a file that comes too late: ``"raise"`` or ``"skip"``;
+        `Stream.counts` counts them.
       settings: Settings of Kafka's consumer, such as those of TLS.
 
     Returns:
