@@ -238,7 +238,7 @@ def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]
     from gmeta.export.model_deltas import deltas_in, models_in
 
     chance, count = random.Random(seed), Counter[str]()
-    jobs = online.start(pause=mean / 4)
+    jobs = online.start(pause=2 * mean)
     for _ in range(kills):
         name = chance.choice(KINDS)
         if name == "trainer" and chance.random() < 0.8:  # otherwise it might never train a batch
