@@ -21,7 +21,7 @@ def kills(monkeypatch):
 
 @pytest.mark.slow
 def test_three_kills_leave_no_trace(tmp_path):
-    words = [sys.executable, TOOLS / "online_kills.py", "--kills", "3", "--seed", "1", "--mean", "4"]
+    words = [sys.executable, TOOLS / "online_kills.py", "--kills", "3", "--seed", "1", "--mean", "3"]
     run = subprocess.run(
         [*words, "--folder", tmp_path / "work", "--json", tmp_path / "kills.json"],
         capture_output=True,
@@ -46,7 +46,7 @@ def test_a_log_is_the_same_however_often_it_is_begun(kills, tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "000001.jsonl.tmp").write_text("half")
         for files in parts:
-            kills.write_log(str(tmp_path / folder), 5, files, 0.0)
+            kills.write_log(str(tmp_path / folder), 5, 0.0, files)
     for number in range(3):
         name = f"{number:06d}.jsonl"
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()

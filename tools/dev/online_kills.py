@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -42,7 +43,9 @@ import numpy as np
 BATCH, ROWS, IDS = 64, 256, 1000
 """Rows of a step and of a file; ids of a column."""
 COLUMNS = ("user", "item")
-KINDS = ("source", "source", "trainer", "deliverer", "deliverer", "server")
+KINDS = ("source", "trainer", "trainer", "deliverer", "server")
+"""What is killed next is drawn from these; the trainer publishes, too."""
+ENOUGH = "enough"  # a file beside the log's folder, which ends the source
 CALM = 240.0  # seconds without progress after the kills, beyond which something is broken
 
 _context = multiprocessing.get_context("forkserver")
@@ -60,9 +63,11 @@ def events(seed: int, number: int) -> list[dict[str, int]]:
     ]
 
 
-def write_log(folder: str, seed: int, files: int, pause: float) -> None:
-    """Write the files that a log lacks; the bytes go to another name first, in two parts."""
-    for number in range(files):
+def write_log(folder: str, seed: int, pause: float, files: int | None = None) -> None:
+    """Write the files that a log lacks, to a number or until it has enough; each under another name first."""
+    for number in itertools.count() if files is None else range(files):
+        if Path(folder).with_name(ENOUGH).exists():
+            return
         path = Path(folder, f"{number:06d}.jsonl")
         if path.exists():
             continue
@@ -161,14 +166,13 @@ class Online:
     Args:
       folder: Where all of them work.
       seed: The seed of the log.
-      files: The number of its files.
     """
 
-    def __init__(self, folder: Path, seed: int, files: int) -> None:
-        self.folder, self.files = folder, files
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
         self.log, self.run, self.online = (folder / name for name in ("log", "run", "online"))
         self.log.mkdir(parents=True)
-        write_log(str(self.log), seed, 1, 0.0)  # from which columns are inferred
+        write_log(str(self.log), seed, 0.0, 1)  # from which columns are inferred
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -190,13 +194,18 @@ class Online:
         self.train = self.words(self.run, "--publish", str(self.online))
         follow = ["deliver", "--from", str(self.online), "--to", self.url, "--follow", "--every", "0.2s"]
         work: dict[str, tuple[Any, ...]] = {
-            "source": (write_log, str(self.log), self._seed, self.files, pause),
+            "source": (write_log, str(self.log), self._seed, pause),
             "trainer": (run_gmeta, self.train),
             "deliverer": (run_gmeta, follow),
             "server": (serve_model, str(self.online / "model"), self.port),
         }
         self.jobs = {name: Job(self.folder / f"{name}.log", *each) for name, each in work.items()}
         return self.jobs
+
+    @property
+    def files(self) -> int:
+        """The number of the log's files."""
+        return len(list(self.log.glob("*.jsonl")))
 
     def ask(self, signature: str, inputs: dict[str, Any]) -> Any:
         """Return the server's answer; None if there is none."""
@@ -229,7 +238,7 @@ def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]
     from gmeta.export.published_folder import PublishedFolder
 
     chance, count = random.Random(seed), Counter[str]()
-    jobs = online.start(pause=kills * mean / max(1, online.files))
+    jobs = online.start(pause=2 * mean)
     for _ in range(kills):
         name = chance.choice(KINDS)
         if name == "trainer" and chance.random() < 0.8:  # otherwise it might never train a batch
@@ -239,6 +248,7 @@ def killed(online: Online, kills: int, seed: int, mean: float) -> dict[str, Any]
             job.check()
         if jobs[name].kill():
             count[name] += 1
+    (online.folder / ENOUGH).touch()
     until("the source", lambda: not jobs["source"].check(), jobs)
     until("a checkpoint", lambda: any(online.run.glob("checkpoints/step-*")), jobs)
     until("training", lambda: jobs["trainer"].says("trains click"), jobs)
@@ -377,24 +387,22 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=20, help="how many (default: %(default)s)")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--mean", type=float, default=3.0, help="seconds between kills (%(default)s)")
-    options.add_argument("--files", type=int, help="files of the log (default: 4 for each kill)")
     options.add_argument("--folder", type=Path, help="where to work; must not exist (default: temporary)")
     options.add_argument("--json", type=Path, help="also write the result to this file")
     options = options.parse_args()
     _context.set_forkserver_preload(
-        ["gmeta.cli.train", "gmeta.cli.deliver", "gmeta.experiment.online.follow", "support.model_server"]
+        ["gmeta.cli.train", "gmeta.cli.publish", "gmeta.experiment.online.follow", "support.model_server"]
     )
-    files = options.files or 4 * options.kills
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        online = Online(folder, options.seed, files)
+        online = Online(folder, options.seed)
         done = killed(online, options.kills, options.seed, options.mean)
         seconds = time.monotonic() - began
         calm = Job(folder / "calm.log", run_gmeta, online.words(folder / "calm", "--until-end"))
         if calm.end():
             raise SystemExit(f"online kills: the run without kills ended with an error:\n{tail(calm.said)}")
-        wrong = judge(online, folder / "calm", options.seed)
+        wrong, rows = judge(online, folder / "calm", options.seed), online.files * ROWS
         for job in online.jobs.values():
             job.end(signal.SIGKILL)
     for line in wrong:
@@ -402,10 +410,10 @@ def main() -> int:
     counts = ", ".join(f"{number} of the {name}" for name, number in done["kills"].items())
     print(
         f"online kills: {'FAILED' if wrong else 'passed'}: {sum(done['kills'].values())} kills ({counts}), "
-        f"{files * ROWS:,} events, version {done['version']}, {seconds:.0f} s, seed {options.seed}"
+        f"{rows:,} events, version {done['version']}, {seconds:.0f} s, seed {options.seed}"
     )
     if options.json is not None:
-        _write(options.json, {**done, "events": files * ROWS, "seconds": round(seconds), "wrong": wrong})
+        _write(options.json, {**done, "events": rows, "seconds": round(seconds), "wrong": wrong})
     return 1 if wrong else 0
 
 
