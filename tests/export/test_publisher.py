@@ -9,10 +9,11 @@ from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.core.row_formats import RowFormat
 from gmeta.export import Publisher, export_model
-from gmeta.export.delivery import Server, catch_up, deliver
+from gmeta.export.delivery import catch_up, deliver
 from gmeta.export.delta_signatures import Updates, layout_of, named_tables, tables_of
 from gmeta.export.model_deltas import Delta, Layout, TableChange, combine, deltas_in, models_in
 from gmeta.export.saved_model import Signature, feature_inputs
+from gmeta.export.servers import server_at
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model, NextItemModel
@@ -249,18 +250,18 @@ def test_servers_catch_up_from_whatever_version_they_have(model, tmp_path):
         kept = gone.read_bytes()
         gone.write_bytes(kept[:-8] + bytes(8))
         with pytest.raises(DataError, match="damaged"):
-            catch_up(folder, Server(url), say=said.append)
+            catch_up(folder, server_at(url), say=said.append)
         gone.write_bytes(kept)
         publisher.publish_base()
         train(model, 5)
         publisher.publish()
-        assert catch_up(folder, Server(url), say=said.append) == 7  # it has loaded version 6 by itself
+        assert catch_up(folder, server_at(url), say=said.append) == 7  # it has loaded version 6 by itself
         closed = "http://127.0.0.1:9/v1/models/model"
         with pytest.raises(Exception, match="can't be reached"):
             deliver(folder, [closed, url], say=said.append)
         deltas_in(folder)[7].unlink()
         with pytest.raises(DataError, match="the server has version 7, and the last one here is 6"):
-            catch_up(folder, Server(url), say=said.append)
+            catch_up(folder, server_at(url), say=said.append)
 
 
 def test_fit_publishes_and_a_new_process_continues_the_folder(model, tmp_path):
