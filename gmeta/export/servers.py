@@ -230,11 +230,8 @@ def _version_in(tensor: Any) -> int:
     """Read a version from a tensor, as either of the two fields that TensorFlow Serving fills."""
     if tensor.dtype != _INT64 or tensor.tensor_shape.dim:
         raise ValueError(f"dtype {tensor.dtype}, {len(tensor.tensor_shape.dim)} dimensions")
-    if tensor.tensor_content:
-        values = [*struct.unpack("<q", tensor.tensor_content)]
-    else:
-        values = [*tensor.int64_val]
-    (value,) = values
+    content = tensor.tensor_content
+    (value,) = struct.unpack("<q", content) if content else tensor.int64_val
     return whole(value, "a version")
 
 

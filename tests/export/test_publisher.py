@@ -19,7 +19,7 @@ from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model, NextItemModel
 from gmeta.models.meta.fast_weights import FastWeights
 from support.reference.table import read_as
-from support.serving import ask, ask_all, rest_server
+from support.serving import ask, ask_all, grpc_server, rest_server
 
 NORMAL, START = initializers.Normal(0, 1), initializers.Constant(0.5)
 EVICTS = policies.LRU(max_rows=400)
@@ -246,21 +246,31 @@ def test_servers_catch_up_from_whatever_version_they_have(model, tmp_path):
         assert len(said) == 1
         train(model, 4)
         publisher.publish()
-        gone = deltas_in(folder)[5]
+        for content in (False, True):
+            with grpc_server(folder, content) as other:
+                same = f"grpc://127.0.0.1:{other}/model/versions/1"
+                assert deliver(folder, [same], say=said.append) == {same: 5}
+        assert len(said) == 2
+        answer = ask(folder / "model/1", "vectors", asked())
+        for name, value in expected(model).items():
+            np.testing.assert_array_equal(answer[name], value, name)
+        train(model, 5)
+        publisher.publish()
+        gone = deltas_in(folder)[6]
         kept = gone.read_bytes()
         gone.write_bytes(kept[:-8] + bytes(8))
         with pytest.raises(DataError, match="damaged"):
             catch_up(folder, server_at(url), say=said.append)
         gone.write_bytes(kept)
         publisher.publish_base()
-        train(model, 5)
+        train(model, 6)
         publisher.publish()
-        assert catch_up(folder, server_at(url), say=said.append) == 7  # it has loaded version 6 by itself
+        assert catch_up(folder, server_at(url), say=said.append) == 8  # it has loaded version 7 by itself
         closed = "http://127.0.0.1:9/v1/models/model"
         with pytest.raises(Exception, match="can't be reached"):
             deliver(folder, [closed, url], say=said.append)
-        deltas_in(folder)[7].unlink()
-        with pytest.raises(DataError, match="the server has version 7, and the last one here is 6"):
+        deltas_in(folder)[8].unlink()
+        with pytest.raises(DataError, match="the server has version 8, and the last one here is 7"):
             catch_up(folder, server_at(url), say=said.append)
 
 

@@ -409,15 +409,7 @@ def test_ctrl_c_ends_the_command_while_a_server_hangs(folder):
         words = ["deliver", "--from", str(folder), "--to", f"http://localhost:{port}/v1/models/m"]
         words += ["--to", url, "--follow"]
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from gmeta.cli import main; main()",
-                "deliver",
-                "--from",
-                str(folder),
-                *words,
-            ],
+            [sys.executable, "-c", "from gmeta.cli import main; main()", *words],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -246,7 +246,9 @@ def grpc_service(
         try:
             return answer(request)
         except Exception as error:  # any error is reported to the client
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{type(error).__name__}: {error}"[:2000])
+            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            context.set_details(f"{type(error).__name__}: {error}"[:2000])
+            return b""
 
     with ThreadPoolExecutor(4) as threads:
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
