@@ -348,7 +348,7 @@ def _upsert(
     return _by_parts(count, _ROWS_AT_A_TIME, some)
 
 
-_ROWS_AT_A_TIME = 512
+_ROWS_AT_A_TIME = 256
 _WORDS_AT_A_TIME = 8192
 _DECODED = {
     tf.float32: tf.float32,
