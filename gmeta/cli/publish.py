@@ -285,7 +285,8 @@ def deliver_command(folder: Path, urls: tuple[str, ...], follow: bool, every: st
     A server is TensorFlow Serving, started with `--model_base_path=FROM/model`, over REST or gRPC. Its
     version decides which deltas it gets, so new and restarted servers catch up, and the command stores
     nothing. A store gets the rows of external tables (docs/online.md), and has its version too. One that
-    hangs doesn't delay the others. Without --follow, an unreachable server or store is an error, raised after all others were served.
+    hangs doesn't delay the others. Without --follow, an unreachable server or store is an error, raised
+    after all others were served.
     """
     from gmeta.export.delivery import deliver
 

@@ -66,18 +66,24 @@ def catch_up(folder: Path, server: Server, say: Say = print) -> int:
     """
     layout = Layout.load(folder / STREAM)
     version = server.version()
-    while True:
-        with _PREPARE:
-            sent = _next(folder, layout, version)
-            if sent is None:
-                return version
-            data = _without(sent, external_in(folder, sent.version)).encode(layout)
+    while prepared := _prepare(folder, layout, version):
+        expected, data = prepared
         start = time.perf_counter()
         version = server.apply(data)
         seconds = time.perf_counter() - start
         say(f"{server.url}: version {version}, {len(data):,} bytes in {seconds:.3f} s")
-        if version < sent.version:
-            raise GmetaError(f"{server.url} still has version {version} after the delta to {sent.version}")
+        if version < expected:
+            raise GmetaError(f"{server.url} still has version {version} after the delta to {expected}")
+    return version
+
+
+def _prepare(folder: Path, layout: Layout, version: int) -> tuple[int, bytes] | None:
+    """Return what to send to a server of a version, and the version that it then has."""
+    with _PREPARE:
+        delta = _next(folder, layout, version)
+        if delta is None:
+            return None
+        return delta.version, _without(delta, external_in(folder, delta.version)).encode(layout)
 
 
 def _without(delta: Delta, external: Mapping[str, str]) -> Delta:

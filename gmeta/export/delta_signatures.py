@@ -222,17 +222,22 @@ class Apply:
     def _check_and_change(self, delta: tf.Tensor) -> tf.Tensor:
         layout = self._layout
         head = HEAD + 2 * len(layout.tables) + len(layout.dense)
-        size = tf.cast(tf.strings.length(delta), tf.int64)
-        long = tf.logical_and(size >= 8 * head, tf.equal(size % 8, 0))
-        whole = tf.debugging.Assert(long, ["not a delta of gmeta: its size is", size])
-        with tf.control_dependencies([whole]):
+        size = tf.strings.length(delta)  # an int32: negative from 2 GiB on
+        long = tf.logical_or(size < 0, size >= 8 * head)
+        with tf.control_dependencies([tf.debugging.Assert(long, ["not a delta of gmeta: size", size])]):
             words = _read(delta, tf.constant(0, tf.int64), head, tf.int64)
-        sound = tf.equal(_checksum(delta, size // 8) - (2 * CHECKSUM + 1) * words[CHECKSUM], words[CHECKSUM])
-        sound = tf.logical_and(sound, tf.equal(words[SIZE], size // 8))
+        whole = tf.logical_and(words[SIZE] >= head, words[SIZE] < _LONGEST)
+        whole = tf.logical_and(whole, tf.equal(tf.cast(8 * words[SIZE], tf.int32), size))
+        checks = [
+            tf.debugging.Assert(tf.equal(words[0], MAGIC), ["not a delta of gmeta"]),
+            tf.debugging.Assert(whole, ["the delta is damaged: its size is", size, "; copy it again"]),
+        ]
+        with tf.control_dependencies(checks):
+            checksum = _checksum(delta, tf.identity(words[SIZE]))
+        sound = tf.equal(checksum - (2 * CHECKSUM + 1) * words[CHECKSUM], words[CHECKSUM])
         after, version, now = words[AFTER], words[VERSION], self.version.read_value()
         known = version <= now
         checks = [
-            tf.debugging.Assert(tf.equal(words[0], MAGIC), ["not a delta of gmeta"]),
             tf.debugging.Assert(sound, ["the delta is damaged: its checksum differs; copy it again"]),
             tf.debugging.Assert(
                 tf.equal(words[FINGERPRINT], self._layout.fingerprint),
@@ -350,6 +355,8 @@ def _upsert(
 
 _ROWS_AT_A_TIME = 256
 _WORDS_AT_A_TIME = 8192
+_LONGEST = 1 << 40
+"""A bound on a delta's words, to keep a damaged size from overflowing."""
 _DECODED = {
     tf.float32: tf.float32,
     tf.float64: tf.float64,

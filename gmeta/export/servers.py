@@ -32,6 +32,8 @@ _LONGEST_ANSWER = 64 << 10
 _LONGEST_REASON = 2000
 _PART = 3 << 16
 """The bytes that are encoded at a time; a multiple of 3, so that base64 pads only the last part."""
+_LARGEST = (1 << 31) - (1 << 16)
+"""The largest delta in a message of protobuf."""
 _SLOWEST = 1e6
 """Bytes a second that a connection must transmit, for gRPC's limit on the time of a whole call."""
 
@@ -184,17 +186,7 @@ class GrpcServer(Server):
 
     def ask(self, signature: str, inputs: Mapping[str, bytes]) -> int:
         """Call a signature; see `Server.ask`."""
-        kinds = _messages()
-        request = kinds["PredictRequest"]()
-        request.model_spec.name, request.model_spec.signature_name = self._model, signature
-        if self._version is not None:
-            request.model_spec.version.value = self._version
-        for name, value in inputs.items():
-            tensor = request.inputs.add(key=name).value
-            tensor.dtype = _STRING
-            tensor.tensor_shape.SetInParent()  # no dimensions: a scalar
-            tensor.string_val.append(value)
-        data = request.SerializeToString()
+        data = self._request(signature, inputs)
         try:
             with self._channel() as channel:
                 call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
@@ -205,11 +197,25 @@ class GrpcServer(Server):
                 raise self._unreachable(said) from error
             raise self._refusal(signature, code.name, said) from error
         try:
-            response = kinds["PredictResponse"].FromString(answer)
+            response = _messages()["PredictResponse"].FromString(answer)
             (tensor,) = (output.value for output in response.outputs)
             return _version_in(tensor)
         except Exception as error:  # protobuf's DecodeError isn't a ValueError
             raise self._no_version(signature, error) from error
+
+    def _request(self, signature: str, inputs: Mapping[str, bytes]) -> bytes:
+        if (size := sum(map(len, inputs.values()))) > _LARGEST:
+            raise GmetaError(f"{self.url} can't receive {size:,} bytes over gRPC: use its REST interface")
+        request = _messages()["PredictRequest"]()
+        request.model_spec.name, request.model_spec.signature_name = self._model, signature
+        if self._version is not None:
+            request.model_spec.version.value = self._version
+        for name, value in inputs.items():
+            tensor = request.inputs.add(key=name).value
+            tensor.dtype = _STRING
+            tensor.tensor_shape.SetInParent()  # no dimensions: a scalar
+            tensor.string_val.append(value)
+        return bytes(request.SerializeToString())
 
     def _channel(self) -> Any:
         """Open a connection for one call: a kept one would wait after a failure, by its own pauses."""
