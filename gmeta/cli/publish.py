@@ -283,8 +283,8 @@ def command(run_path: Path, folder: str) -> None:
     multiple=True,
     required=True,
     metavar="URL",
-    help="A server's model, such as http://host:8501/v1/models/my_model, or a store of rows, such as "
-    "redis://host:6379/prefix or rocksdb:///folder; may be repeated.",
+    help="A server's model, such as http://host:8501/v1/models/my_model or grpc://host:8500/my_model, or a "
+    "store of rows, such as redis://host:6379/prefix or rocksdb:///folder; may be repeated.",
 )
 @click.option("--follow", is_flag=True, help="Wait for more deltas and for servers, until Ctrl-C.")
 @click.option(
@@ -293,10 +293,11 @@ def command(run_path: Path, folder: str) -> None:
 def deliver_command(folder: str, urls: tuple[str, ...], follow: bool, every: str) -> None:
     """Send servers, and stores of rows, the deltas that they lack.
 
-    A server is the REST interface of TensorFlow Serving, started with `--model_base_path=FROM/model`. Its
+    A server is TensorFlow Serving, started with `--model_base_path=FROM/model`, over REST or gRPC. Its
     version decides which deltas it gets, so new and restarted servers catch up, and the command stores
-    nothing. A store gets the rows of external tables (docs/online.md), and has its version too. Without
-    --follow, an unreachable server or store is an error, raised after all others were served.
+    nothing. A store gets the rows of external tables (docs/online.md), and has its version too. One that
+    hangs doesn't delay the others. Without --follow, an unreachable server or store is an error, raised
+    after all others were served.
     """
     from gmeta.export.delivery import deliver
 

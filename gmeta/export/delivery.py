@@ -1,10 +1,10 @@
 """Sends published deltas to servers, and to stores of rows, until they are up to date.
 
-A server is TensorFlow Serving's REST interface, or anything with the same interface. Its signature
-``delta_version`` returns its version; ``apply_delta`` receives the deltas after that version one by one, or,
-if the server lags far, several combined into one (`gmeta.export.published_folder`). So this module
-stores nothing about servers: a killed delivery, a restarted server and a new replica all resume from the
-version that the server has.
+A server is TensorFlow Serving, or anything with its REST or gRPC interface (`gmeta.export.servers`). Its
+signature ``delta_version`` returns its version; ``apply_delta`` receives the deltas after that version one by
+one, or, if the server lags far, several combined into one (`gmeta.export.published_folder`). So this
+module stores nothing about servers: a killed delivery, a restarted server and a new replica all resume from
+the version that the server has.
 
 A store of rows (`gmeta.export.row_stores`) is one more replica. It gets the external tables of each delta;
 servers get the rest. If no delta continues its position, it is loaded: it gets all rows of the newest
@@ -14,71 +14,28 @@ a stream of these parts, so that a killed load resumes, and two deliveries don't
 
 from __future__ import annotations
 
-import base64
-import http.client
-import json
 import os
+import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, closing
-from typing import Any
+from queue import SimpleQueue
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError, StoreError
-from gmeta.core.json_values import parse_json
 from gmeta.export.model_deltas import Delta, Layout, TableChange
 from gmeta.export.published_folder import MODEL, PublishedFolder
 from gmeta.export.row_stores import Change, Position, RowStore, row_store
+from gmeta.export.servers import Server, server_at
 
 Say = Callable[[str], None]
 Folder = str | os.PathLike[str] | PublishedFolder
 _LONGEST_PAUSE = 30.0
+_LAST_WAIT = 1.0
+"""The maximum seconds for which a delivery that ends early waits for its threads."""
 _AT_ONCE = 64 << 20
 """The maximum bytes of deltas that are combined into one."""
-
-
-class Server:
-    """A server's REST interface.
-
-    Args:
-      url: Such as ``"http://host:8501/v1/models/my_model"``.
-      timeout: Seconds to wait for an answer.
-    """
-
-    def __init__(self, url: str, timeout: float = 60.0) -> None:
-        self.url, self._timeout = url.rstrip("/"), timeout
-
-    def version(self) -> int:
-        """Return the version that the server has.
-
-        Raises:
-          GmetaError: The server doesn't answer, or its answer isn't a version.
-        """
-        return self._ask("delta_version", {})
-
-    def apply(self, delta: bytes) -> int:
-        """Send a delta, and return the version that the server then has.
-
-        Raises:
-          GmetaError: As for `version`; or the server refuses the delta.
-        """
-        return self._ask("apply_delta", {"delta_bytes": {"b64": base64.b64encode(delta).decode()}})
-
-    def _ask(self, signature: str, inputs: dict[str, Any]) -> int:
-        body = json.dumps({"signature_name": signature, "inputs": inputs}).encode()
-        request = urllib.request.Request(f"{self.url}:predict", body, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-                return int(parse_json(answer.read())["outputs"])
-        except urllib.error.HTTPError as error:
-            said = error.read(2000).decode(errors="replace").strip()
-            raise GmetaError(f"{self.url} answers {error.code} to {signature}: {said}") from error
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise GmetaError(f"{self.url} can't be reached: {reason}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise GmetaError(f"{self.url} answers {signature} with something other than a version") from error
+_PREPARE = threading.Lock()
+"""Held while a delta is read, combined and encoded: this takes memory several times its size."""
 
 
 def catch_up(folder: Folder, server: Server, say: Say = print) -> int:
@@ -100,15 +57,24 @@ def catch_up(folder: Folder, server: Server, say: Say = print) -> int:
     published = _open(folder)
     layout = published.layout()
     version = server.version()
-    while sent := _next(published, layout, version):
+    while prepared := _prepare(published, layout, version):
+        expected, data = prepared
         start = time.perf_counter()
-        data = _without(sent, published.external(sent.version)).encode(layout)
         version = server.apply(data)
         seconds = time.perf_counter() - start
         say(f"{server.url}: version {version}, {len(data):,} bytes in {seconds:.3f} s")
-        if version < sent.version:
-            raise GmetaError(f"{server.url} still has version {version} after the delta to {sent.version}")
+        if version < expected:
+            raise GmetaError(f"{server.url} still has version {version} after the delta to {expected}")
     return version
+
+
+def _prepare(folder: PublishedFolder, layout: Layout, version: int) -> tuple[int, bytes] | None:
+    """Return what to send to a server of a version, and the version that it then has."""
+    with _PREPARE:
+        delta = _next(folder, layout, version)
+        if delta is None:
+            return None
+        return delta.version, _without(delta, folder.external(delta.version)).encode(layout)
 
 
 def _without(delta: Delta, external: Mapping[str, str]) -> Delta:
@@ -258,62 +224,112 @@ def deliver(
 ) -> dict[str, int]:
     """Send servers and stores all deltas that they lack.
 
+    Each gets them in a thread of its own, so one that hangs doesn't delay the others. When this function ends
+    early, by Ctrl-C or an error of ``say``, it doesn't wait for answers: a killed delivery loses nothing.
+
     Args:
       folder: The folder of a `gmeta.export.Publisher`, or its address, such as ``"s3://bucket/prefix"``.
-      urls: The servers' models, such as ``"http://host:8501/v1/models/my_model"``, and stores of external
-        rows: ``"redis://host:6379/prefix"``, of a cluster ``"redis://host:6379,host:6379/prefix"``, or
+      urls: The servers' models, such as ``"http://host:8501/v1/models/my_model"`` or
+        ``"grpc://host:8500/my_model"`` (`gmeta.export.servers.server_at`), and stores of external rows:
+        ``"redis://host:6379/prefix"``, of a cluster ``"redis://host:6379,host:6379/prefix"``, or
         ``"rocksdb:///folder"``.
       follow: Whether to keep sending new deltas until Ctrl-C. A server that doesn't answer, or lacks a
         SavedModel, is then retried after growing pauses, up to half a minute.
       every: Seconds between two checks of the folder.
-      say: Called with sentences on what was sent, and on what failed.
+      say: Called with sentences on what was sent, and on what failed; by one thread at a time.
 
     Returns:
       Server or store -> its version. A store's address is without its password.
 
     Raises:
-      ConfigError: An address is neither a server's nor a store's, or a store's package isn't installed.
-      GmetaError: As for `catch_up` and `catch_up_rows`, after all were tried; with ``follow``, never.
+      ConfigError: An address is neither a server's nor a store's, or its package isn't installed.
+      GmetaError: As for `catch_up` and `catch_up_rows`, after all were tried, the error of the first that
+        failed; with ``follow``, never.
     """
     with ExitStack() as stack:
         targets: dict[str, Server | RowStore] = {}
         for url in urls:
             store = row_store(url)
-            if store is None and not url.startswith(("http://", "https://")):
-                raise ConfigError(
-                    f"{url} must begin with http:// (a server), redis:// or rocksdb:// (a store of rows)"
-                )
-            if store is None:
-                targets[url] = Server(url)
-            else:
+            if store is not None:
                 targets[store.url] = stack.enter_context(closing(store))
-        return _deliver(_open(folder), targets, follow, every, say)
+            elif url.startswith(("http://", "https://", "grpc://", "grpcs://")):
+                targets[url] = server_at(url)
+            else:
+                raise ConfigError(
+                    f"{url} must begin with http:// or grpc:// (a server), redis:// or rocksdb:// (a store "
+                    "of rows)"
+                )
+        stack.pop_all()  # from here on, each thread closes its store
+    return _Delivery(_open(folder), follow, every, say).run(targets)
 
 
-def _deliver(
-    folder: PublishedFolder, targets: Mapping[str, Server | RowStore], follow: bool, every: float, say: Say
-) -> dict[str, int]:
-    versions: dict[str, int] = {}
-    pauses = dict.fromkeys(targets, 0.0)
-    due = dict.fromkeys(targets, 0.0)
-    while True:
-        failed: GmetaError | None = None
-        for url, target in targets.items():
-            if time.monotonic() < due[url]:
-                continue
+class _Delivery:
+    """The threads that send deltas, one for each server or store."""
+
+    def __init__(self, folder: PublishedFolder, follow: bool, every: float, say: Say) -> None:
+        self._folder, self._follow, self._every, self._say = folder, follow, every, say
+        self._stopped, self._saying = threading.Event(), threading.Lock()
+        self._ended: SimpleQueue[tuple[str, int | BaseException]] = SimpleQueue()
+
+    def run(self, targets: Mapping[str, Server | RowStore]) -> dict[str, int]:
+        """Start the threads, and return the versions when all have ended."""
+        threads = [
+            # Daemons, because a process ends without waiting for them.
+            threading.Thread(target=self._send, args=each, name=f"gmeta to {each[0]}", daemon=True)
+            for each in targets.items()
+        ]
+        found: dict[str, int | BaseException] = {}
+        try:
+            for thread in threads:
+                thread.start()
+            while len(found) < len(targets):
+                url, result = self._ended.get()
+                if isinstance(result, BaseException) and not isinstance(result, GmetaError):
+                    raise result
+                found[url] = result
+        finally:
+            self._stopped.set()
+            until = time.monotonic() + _LAST_WAIT
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(max(until - time.monotonic(), 0.0))
+        versions: dict[str, int] = {}
+        for url in targets:
+            result = found[url]
+            if isinstance(result, BaseException):
+                raise result
+            versions[url] = result
+        return versions
+
+    def _send(self, url: str, target: Server | RowStore) -> None:
+        """Keep a server or store up to date: what a thread runs."""
+        try:
+            with ExitStack() as stack:
+                if not isinstance(target, Server):
+                    stack.enter_context(closing(target))
+                result: int | BaseException = self._keep_up(target)
+        except BaseException as error:  # `run` raises it
+            result = error
+        self._ended.put((url, result))
+
+    def _keep_up(self, target: Server | RowStore) -> int | GmetaError:
+        pause = 0.0
+        while True:
+            result: int | GmetaError
             try:
                 if isinstance(target, Server):
-                    versions[url] = catch_up(folder, target, say)
+                    result = catch_up(self._folder, target, self._say_whole)
                 else:
-                    versions[url] = catch_up_rows(folder, target, say)
-                pauses[url] = 0.0
+                    result = catch_up_rows(self._folder, target, self._say_whole)
+                pause = 0.0
             except GmetaError as error:
-                failed = error
-                pauses[url] = min(max(2 * pauses[url], 1.0), _LONGEST_PAUSE)
-                due[url] = time.monotonic() + pauses[url]
-                say(str(error))
-        if not follow:
-            if failed is not None:
-                raise failed
-            return versions
-        time.sleep(every)
+                result, pause = error, min(max(2 * pause, 1.0), _LONGEST_PAUSE)
+                self._say_whole(str(error))
+            if not self._follow or self._stopped.wait(max(self._every, pause)):
+                return result
+
+    def _say_whole(self, line: str) -> None:
+        with self._saying:
+            if self._stopped.is_set():
+                raise SystemExit  # ends the thread before the next delta
+            self._say(line)

@@ -10,7 +10,7 @@ may read some rows from before and some from after the delta.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -158,7 +158,7 @@ def layout_of(model: tf.keras.Model, stream: str, rows: RowDtype = "float32") ->
                 "touches: deltas don't have them"
             )
     for name, variable in dense_weights(model).items():
-        if variable.dtype not in _BITCAST:
+        if variable.dtype not in _DECODED:
             raise ConfigError(f"deltas can't hold weight {name}, of dtype {variable.dtype.name}")
     dims = {table.name: table.dim for table in tables_of(model)}
     return Layout(
@@ -228,19 +228,24 @@ class Apply:
             return tf.identity(version)
 
     def _check_and_change(self, delta: tf.Tensor) -> tf.Tensor:
-        words = tf.io.decode_raw(delta, tf.int64)
-        whole = tf.debugging.Assert(tf.size(words) >= HEAD, ["not a delta of gmeta: words", tf.size(words)])
-        with tf.control_dependencies([whole]):
-            words = tf.identity(words)
-        size = tf.size(words)
-        factors = 2 * tf.range(tf.cast(size, tf.int64)) + 1
-        factors = tf.tensor_scatter_nd_update(factors, [[CHECKSUM]], tf.zeros([1], tf.int64))
-        sound = tf.equal(tf.reduce_sum(words * factors), words[CHECKSUM])
-        sound = tf.logical_and(sound, tf.equal(words[SIZE], tf.cast(size, tf.int64)))
+        layout = self._layout
+        head = HEAD + 2 * len(layout.tables) + len(layout.dense)
+        size = tf.strings.length(delta)  # an int32: negative from 2 GiB on
+        long = tf.logical_or(size < 0, size >= 8 * head)
+        with tf.control_dependencies([tf.debugging.Assert(long, ["not a delta of gmeta: size", size])]):
+            words = _read(delta, tf.constant(0, tf.int64), head, tf.int64)
+        whole = tf.logical_and(words[SIZE] >= head, words[SIZE] < _LONGEST)
+        whole = tf.logical_and(whole, tf.equal(tf.cast(8 * words[SIZE], tf.int32), size))
+        checks = [
+            tf.debugging.Assert(tf.equal(words[0], MAGIC), ["not a delta of gmeta"]),
+            tf.debugging.Assert(whole, ["the delta is damaged: its size is", size, "; copy it again"]),
+        ]
+        with tf.control_dependencies(checks):
+            checksum = _checksum(delta, tf.identity(words[SIZE]))
+        sound = tf.equal(checksum - (2 * CHECKSUM + 1) * words[CHECKSUM], words[CHECKSUM])
         after, version, now = words[AFTER], words[VERSION], self.version.read_value()
         known = version <= now
         checks = [
-            tf.debugging.Assert(tf.equal(words[0], MAGIC), ["not a delta of gmeta"]),
             tf.debugging.Assert(sound, ["the delta is damaged: its checksum differs; copy it again"]),
             tf.debugging.Assert(
                 tf.equal(words[FINGERPRINT], self._layout.fingerprint),
@@ -253,65 +258,114 @@ class Apply:
             ),
         ]  # fmt: skip
         with tf.control_dependencies(checks):
-            return tf.cond(known, lambda: tf.identity(now), lambda: self._change(words, version))
+            return tf.cond(known, lambda: tf.identity(now), lambda: self._change(delta, words, version))
 
-    def _change(self, words: tf.Tensor, version: tf.Tensor) -> tf.Tensor:
+    def _change(self, delta: tf.Tensor, words: tf.Tensor, version: tf.Tensor) -> tf.Tensor:
         layout = self._layout
         tables, dense = len(layout.tables), len(layout.dense)
         counts = tf.reshape(words[HEAD : HEAD + 2 * tables], [tables, 2])
-        has = words[HEAD + 2 * tables : HEAD + 2 * tables + dense]
-        place = tf.constant(HEAD + 2 * tables + dense, tf.int64)
+        has = words[HEAD + 2 * tables :]
+        place = tf.constant(8 * (HEAD + 2 * tables + dense), tf.int64)  # in bytes
         done: list[Any] = []
         for number, name in enumerate(layout.tables):
             form = layout.format_of(name)
             rows, removed = counts[number, 0], counts[number, 1]
-            middle = place + removed
-            end = middle + rows + (rows * form.width + 1) // 2
+            middle = place + 8 * removed
             if name in self._tables:
                 named, table = self._tables[name]
                 prefix = tf.constant(named.prefix, tf.int64)
-                with tf.control_dependencies([table.remove(words[place:middle] | prefix)]):
-                    values = tf.reshape(tf.bitcast(words[middle + rows : end], form.kind), [-1])
-                    values = tf.reshape(values[: rows * form.width], tf.stack([rows, form.width]))
-                    done.append(_upsert(table, words[middle : middle + rows] | prefix, values))
-            place = end
+                with tf.control_dependencies([_remove(table, delta, place, removed, prefix)]):
+                    done.append(_upsert(table, delta, middle, rows, prefix))
+            place = middle + 8 * (rows + (rows * form.width + 1) // 2)
         for number, (name, (shape, dtype)) in enumerate(layout.dense.items()):
             kind, count = tf.as_dtype(dtype), int(np.prod(shape, dtype=np.int64))
-            end = place + has[number] * -(-count * kind.size // 8)
             if name in self._dense:
-                done.append(self._assign(self._dense[name], words[place:end], has[number]))
-            place = end
-        with tf.control_dependencies([op for op in done if op is not None]):
+                done.append(self._assign(self._dense[name], delta, place, has[number]))
+            place += 8 * has[number] * -(-count * kind.size // 8)
+        with tf.control_dependencies(done):
             changed = self.version.assign(version, read_value=False)
         with tf.control_dependencies([changed] if changed is not None else []):
             return tf.identity(version)
 
-    def _assign(self, variable: tf.Variable, words: tf.Tensor, there: tf.Tensor) -> tf.Tensor:
+    def _assign(
+        self, variable: tf.Variable, delta: tf.Tensor, place: tf.Tensor, there: tf.Tensor
+    ) -> tf.Tensor:
         count = int(np.prod(variable.shape.as_list(), dtype=np.int64))
 
         def assign() -> tf.Tensor:
-            kind = _BITCAST[variable.dtype]
-            values = words if kind == tf.int64 else tf.reshape(tf.bitcast(words, kind), [-1])
-            variable.assign(tf.cast(tf.reshape(values[:count], variable.shape), variable.dtype))
+            values = _read(delta, place, count, _DECODED[variable.dtype])
+            variable.assign(tf.cast(tf.reshape(values, variable.shape), variable.dtype))
             return tf.constant(True)
 
         return tf.cond(there > 0, assign, lambda: tf.constant(False))
 
 
-def _upsert(table: LiveTable, keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Set rows, a few at a time, because requests wait while the hash table inserts."""
-    count = tf.size(keys)
+# A server answers requests while it applies a delta, on the same cores and in the same pools of threads. So
+# the graph reads a delta by parts: an op of a whole delta would keep all threads of a pool for milliseconds,
+# and the hash table lets requests wait while it inserts.
+
+
+def _read(delta: tf.Tensor, place: tf.Tensor, count: Any, kind: Any) -> tf.Tensor:
+    """Read numbers from a place in bytes."""
+    size = tf.as_dtype(kind).size * tf.cast(count, tf.int64)
+    return tf.io.decode_raw(tf.strings.substr(delta, place, size), kind)
+
+
+def _by_parts(count: tf.Tensor, most: int, one: Callable[[tf.Tensor, tf.Tensor], Any]) -> tf.Tensor:
+    """Call a function with the beginning and the length of parts, in turn; return ``count`` after them."""
 
     def some(begin: tf.Tensor) -> list[tf.Tensor]:
-        end = tf.minimum(begin + _ROWS_AT_A_TIME, count)
-        with tf.control_dependencies([table.upsert(keys[begin:end], rows[begin:end])]):
-            return [tf.identity(end)]
+        length = tf.minimum(count - begin, most)
+        with tf.control_dependencies([one(begin, length)]):
+            return [begin + length]
 
-    return tf.while_loop(lambda begin: begin < count, some, [tf.constant(0)], parallel_iterations=1)[0]
+    begin = tf.constant(0, tf.int64)
+    return tf.while_loop(lambda begin: begin < count, some, [begin], parallel_iterations=1)[0]
 
 
-_ROWS_AT_A_TIME = 512
-_BITCAST = {
+def _checksum(delta: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Compute ``sum_i (2 i + 1) w_i`` modulo 2^64 over all words."""
+
+    def add(begin: tf.Tensor, total: tf.Tensor) -> list[tf.Tensor]:
+        length = tf.minimum(count - begin, _WORDS_AT_A_TIME)
+        words = _read(delta, 8 * begin, length, tf.int64)
+        factors = 2 * (begin + tf.range(length)) + 1
+        return [begin + length, total + tf.reduce_sum(factors * words)]
+
+    begin = [tf.constant(0, tf.int64)] * 2
+    return tf.while_loop(lambda begin, _: begin < count, add, begin, parallel_iterations=1)[1]
+
+
+def _remove(
+    table: LiveTable, delta: tf.Tensor, place: tf.Tensor, count: tf.Tensor, prefix: tf.Tensor
+) -> tf.Tensor:
+    """Remove rows, whose ids are at a place in bytes."""
+
+    def some(begin: tf.Tensor, length: tf.Tensor) -> Any:
+        return table.remove(_read(delta, place + 8 * begin, length, tf.int64) | prefix)
+
+    return _by_parts(count, _ROWS_AT_A_TIME, some)
+
+
+def _upsert(
+    table: LiveTable, delta: tf.Tensor, place: tf.Tensor, count: tf.Tensor, prefix: tf.Tensor
+) -> tf.Tensor:
+    """Set rows; at a place in bytes are their ids, and then the rows."""
+    form = table.format
+
+    def some(begin: tf.Tensor, length: tf.Tensor) -> Any:
+        keys = _read(delta, place + 8 * begin, length, tf.int64) | prefix
+        rows = _read(delta, place + 8 * count + 4 * form.width * begin, length * form.width, form.kind)
+        return table.upsert(keys, tf.reshape(rows, tf.stack([length, form.width])))
+
+    return _by_parts(count, _ROWS_AT_A_TIME, some)
+
+
+_ROWS_AT_A_TIME = 256
+_WORDS_AT_A_TIME = 8192
+_LONGEST = 1 << 40
+"""A bound on a delta's words, to keep a damaged size from overflowing."""
+_DECODED = {
     tf.float32: tf.float32,
     tf.float64: tf.float64,
     tf.float16: tf.float16,

@@ -9,17 +9,18 @@ from gmeta.checkpoint.sharded import load, save
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.core.row_formats import RowFormat
 from gmeta.export import Publisher, export_model
-from gmeta.export.delivery import Server, catch_up, deliver
+from gmeta.export.delivery import catch_up, deliver
 from gmeta.export.delta_signatures import Updates, layout_of, named_tables, tables_of
 from gmeta.export.model_deltas import Delta, Layout, TableChange, combine
 from gmeta.export.published_folder import PublishedFolder, span_name
 from gmeta.export.saved_model import Signature, feature_inputs
+from gmeta.export.servers import server_at
 from gmeta.layers import HSTU, MLP, EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model, NextItemModel
 from gmeta.models.meta.fast_weights import FastWeights
 from support.reference.table import read_as
-from support.serving import ask, ask_all, rest_server
+from support.serving import ask, ask_all, grpc_server, rest_server
 
 NORMAL, START = initializers.Normal(0, 1), initializers.Constant(0.5)
 EVICTS = policies.LRU(max_rows=400)
@@ -246,22 +247,32 @@ def test_servers_catch_up_from_whatever_version_they_have(model, tmp_path):
         assert len(said) == 1
         train(model, 4)
         publisher.publish()
-        gone = folder / span_name(4, 5)
+        for content in (False, True):
+            with grpc_server(folder, content) as other:
+                same = f"grpc://127.0.0.1:{other}/model/versions/1"
+                assert deliver(folder, [same], say=said.append) == {same: 5}
+        assert len(said) == 2
+        answer = ask(folder / "model/1", "vectors", asked())
+        for name, value in expected(model).items():
+            np.testing.assert_array_equal(answer[name], value, name)
+        train(model, 5)
+        publisher.publish()
+        gone = folder / span_name(5, 6)
         kept = gone.read_bytes()
         gone.write_bytes(kept[:-8] + bytes(8))
         with pytest.raises(DataError, match="damaged"):
-            catch_up(folder, Server(url), say=said.append)
+            catch_up(folder, server_at(url), say=said.append)
         gone.write_bytes(kept)
         publisher.publish_base()
-        train(model, 5)
+        train(model, 6)
         publisher.publish()
-        assert catch_up(folder, Server(url), say=said.append) == 7  # it has loaded version 6 by itself
+        assert catch_up(folder, server_at(url), say=said.append) == 8  # it has loaded version 7 by itself
         closed = "http://127.0.0.1:9/v1/models/model"
         with pytest.raises(Exception, match="can't be reached"):
             deliver(folder, [closed, url], say=said.append)
-        (folder / span_name(6, 7)).unlink()
-        with pytest.raises(DataError, match="the server has version 7, and the last one here is 6"):
-            catch_up(folder, Server(url), say=said.append)
+        (folder / span_name(7, 8)).unlink()
+        with pytest.raises(DataError, match="the server has version 8, and the last one here is 7"):
+            catch_up(folder, server_at(url), say=said.append)
 
 
 def test_fit_publishes_and_a_new_process_continues_the_folder(model, tmp_path):

@@ -1,4 +1,4 @@
-"""Calls an exported model in a process that has TensorFlow and not gmeta; also over REST."""
+"""Calls an exported model in a process that has TensorFlow and not gmeta; also over REST and gRPC."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from google.protobuf import descriptor_pool, message_factory
 from tensorflow.core.protobuf import saved_model_pb2
 
 from gmeta.export.signature import PADDING, TEXT_PADDING
@@ -164,7 +167,8 @@ def padded(features: Mapping[str, Any]) -> dict[str, npt.NDArray[np.generic]]:
 def rest_server(base: Path) -> Iterator[int]:
     """Serve the models below ``base`` as TensorFlow Serving does over REST; yield the port.
 
-    ``POST /v1/models/NAME:predict`` goes to the newest version in ``base/NAME``. Only the columnar form of
+    ``POST /v1/models/NAME:predict`` goes to the newest version in ``base/NAME``, and
+    ``/v1/models/NAME/versions/N:predict`` to version N. Only the columnar form of
     requests is supported (https://www.tensorflow.org/tfx/serving/api_rest): strings of bytes are
     ``{"b64": ...}`` in both directions, and a signature's only output has no name.
     """
@@ -173,9 +177,9 @@ def rest_server(base: Path) -> Iterator[int]:
         def do_POST(self) -> None:
             try:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                name = re.fullmatch("/v1/models/([^:/]+):predict", self.path)
+                name = re.fullmatch("/v1/models/([^:/]+)(?:/versions/([0-9]+))?:predict", self.path)
                 assert name is not None, self.path
-                code, said = 200, {"outputs": _answer_rest(base / name[1], **asked)}
+                code, said = 200, {"outputs": _answer_rest(_version(base / name[1], name[2]), **asked)}
             except Exception as error:  # any error is reported to the client
                 code, said = 400, {"error": f"{type(error).__name__}: {error}"}
             self.send_response(code)
@@ -191,14 +195,18 @@ def rest_server(base: Path) -> Iterator[int]:
         server.shutdown()
 
 
-def _answer_rest(versions: Path, inputs: Mapping[str, Any], signature_name: str = "serving_default") -> Any:
-    newest = max(versions.iterdir(), key=lambda path: int(path.name))
-    saved = saved_model_pb2.SavedModel.FromString((newest / "saved_model.pb").read_bytes())
+def _version(versions: Path, number: object) -> Path:
+    """The folder of a version; of the newest one, if the number is empty."""
+    return versions / str(number) if number else max(versions.iterdir(), key=lambda path: int(path.name))
+
+
+def _answer_rest(model: Path, inputs: Mapping[str, Any], signature_name: str = "serving_default") -> Any:
+    saved = saved_model_pb2.SavedModel.FromString((model / "saved_model.pb").read_bytes())
     signature = saved.meta_graphs[0].signature_def[signature_name]
     given = {
         name: _from_json(value, tf.as_dtype(signature.inputs[name].dtype)) for name, value in inputs.items()
     }
-    found = {name: _to_json(name, value) for name, value in ask(newest, signature_name, given).items()}
+    found = {name: _to_json(name, value) for name, value in ask(model, signature_name, given).items()}
     return found if len(found) > 1 else next(iter(found.values()))
 
 
@@ -219,3 +227,102 @@ def _to_json(name: str, value: npt.NDArray[np.generic]) -> Any:
     if name.endswith("_bytes"):
         return {"b64": base64.b64encode(value.item()).decode()}
     return np.vectorize(bytes.decode, otypes=[object])(value).tolist()
+
+
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+
+
+@contextmanager
+def grpc_service(
+    answer: Callable[[bytes], bytes], credentials: grpc.ServerCredentials | None = None
+) -> Iterator[int]:
+    """Answer TensorFlow Serving's `Predict` over gRPC, bytes to bytes; yield the port."""
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+            return grpc.unary_unary_rpc_method_handler(predict) if call.method == PREDICT else None
+
+    def predict(request: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return answer(request)
+        except Exception as error:  # any error is reported to the client
+            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            context.set_details(f"{type(error).__name__}: {error}"[:2000])
+            return b""
+
+    with ThreadPoolExecutor(4) as threads:
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        server = grpc.server(threads, [Handler()], options=unlimited)
+        if credentials is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("localhost:0", credentials)
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(0).wait()
+
+
+@contextmanager
+def grpc_server(base: Path, content: bool = False) -> Iterator[int]:
+    """Serve the models below ``base`` as TensorFlow Serving does over gRPC; yield the port.
+
+    Args:
+      base: As for `rest_server`.
+      content: Whether numbers are sent as bytes, which TensorFlow Serving does with
+        ``--prefer_tensor_content``.
+    """
+
+    def answer(data: bytes) -> bytes:
+        request = predict_messages()["PredictRequest"].FromString(data)
+        spec = request.model_spec
+        model = _version(base / spec.name, spec.version.value)
+        inputs = {name: tf.make_ndarray(value) for name, value in request.inputs.items()}
+        response = predict_messages()["PredictResponse"]()
+        for name, value in ask(model, spec.signature_name or "serving_default", inputs).items():
+            tensor = tf.make_tensor_proto(value)
+            if content and value.dtype == np.int64:
+                tensor.ClearField("int64_val")
+                tensor.tensor_content = value.tobytes()
+            response.outputs[name].CopyFrom(tensor)
+        return bytes(response.SerializeToString())
+
+    with grpc_service(answer) as port:
+        yield port
+
+
+@functools.cache
+def predict_messages() -> dict[str, Any]:
+    """The messages of TensorFlow Serving's own predict.proto, by name."""
+    pool = descriptor_pool.Default()  # which has TensorFlow's tensor.proto
+    for file in (_MODEL_PROTO, _PREDICT_PROTO):
+        pool.AddSerializedFile(base64.b85decode(file))
+    file = pool.FindFileByName("tensorflow_serving/apis/predict.proto")
+    return {name: message_factory.GetMessageClass(kind) for name, kind in file.message_types_by_name.items()}
+
+
+# tensorflow_serving/apis/model.proto and predict.proto, of tensorflow-serving-api 2.16.1 (Apache 2.0).
+_MODEL_PROTO = (
+    "3L|u7ZgX#PW^8YFUvp)0c4=;BFJW+Lb1!XgWMynFaB^>SZxRx8Wo~nCa%OCAcP?{fa&~EMXBr-"
+    "7Z*OO8WiN1YZ**^Bb!IPja$#_AWpZ;aaB^>SZz7BV3JFbbWMynqaAji>3<?BpVQpm?0U!Y=2@);}2X<w0b7^mG7y=*xC<`(hE@y9"
+    "VXKZCIaB^>SZ(?<3E=g{5HZ)dYY;|Qw01_7p4R&R6b7^mGUu<DwWo#G(AOR=|NB|NR3J!B=XKrD1b#i52ZeeX@7y}>yC<#Ik3J!K"
+    "<a&u{KZeL?)Z)sy?LId~#0b&Mla&L5RGX"
+)
+_PREDICT_PROTO = (
+    "3MF)9ZgX#PW^8YFUvp)0c4=;BFJW+Lb1!gmWn^h%bS`jmZ**@G5_Dy5b8m8HY;Siib7gXNX>Mm4CUj+Pb8m8HY;SijV{dY0FJ^LK"
+    "ZDn_Fa%(SiWo~nCaxQRkZ**@OBXnhMb8m8HY;Sj8b7gXNX>MmPVQ^`4FKusRWo#~Ra&L5RBHRKB4p4GsWNBk`Qe|;<Wpi{AF$xN8"
+    "Z)9a`UvqF}V;BJ-"
+    "0VoSH9WHcbZgX#PW^8YFE^}pac4=;BE=_M_Wo%P$Wn&UP3I=IzaCLNZ7y=*zC<`(!E_7vXb8m8HY;Siib7gXNX>MmOP;zBtX=8L!"
+    "WpQ<7b963AZg6#Ub46}+a(NOJ3Jq^{bZ~WaUuJ1+bY*fF10Vw^2@*^S7;tiBWNBk`UvqSFWnpb)WM6M^bZKvHa~K660VoSHDlT+o"
+    "ZgX#PW^8YFE^}pac4=;BE>Lo1WNBk`Q*?4=VQpn(PjGZ;Z*FrE777VtY-wd~bYE#?7zQ8#C=5sdhyei_MhXi_Zg6#Ub46}+a(NO9"
+    "3Il6pc^Cm80VoL)CJF_1VQh6}7y=*xC<`(dE_7vXb8m8HY;SiiRAp{+Z*ov_Z**@u0yqIe3<?TgV{B<<ZggL1WJ&}G1P}!xuL24d"
+    "P;zBtX=8L#baG{3ZDnLnaCB*JZgUb&3Jr2)adl;LbYF9HVRU5}0U!Y=4l*|`bY*UHZ*pdAZ+9+pWpZ|DZf7n~a%E&`V{}t=a%Ev{"
+    "Wn@oqbZKvHb1qV4adl;LbW?O;bY&7*3J`N}Y-"
+    "w~~WNB?>ZgXjGZgUs{AOk21GCwYKWo~nCa%OCAcP?{fa&~EMXD(23Wn^h%bW?P4Wnpb)WKVE(X>V?GE>m!9X>>$sZDnqAX>V?GMQ"
+    "(I*c^Wnf6jN|)X>>$sZDnqAX>V?GMQ(I*c@hf>18Ze@7y%#wC<zh`3I%pyY;|QA0w4h>1v&ya0U|OA3{qurb!BsOQ*>c;WfBMq1W"
+    "r#*MGycI2?_;MP)tcw5CIYm3JFC{L|;=-"
+    "Oi5G_0wT}>3J*|nWn^h%bW&w=aBpsNWfCz83T<y>Wo%z_aAji{0w4h>3o;!pbY*UHZ*pdAZ+9+pWpZ|DZf7n{Z)9a`Q*dQt5<v<F"
+    "Z*_EVb#!wW0U!e?3o<Y+bY*UHZ*pdAZ+9+pWpZ|DZf7n~a%E&`V{}qwb8v5Nb7d}1b#!obbaO>+baHtbM+yv2b#!obbaO>+baHtT"
+    "3km~kWqB9@AOR=|5+(`-c42IFWf%e=0VoSH7cO*VZgX#PW^8YFE>vZ1b8m7`a&L5RIs!NWLId~#0b&Mla&L5RGX"
+)

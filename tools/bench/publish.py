@@ -5,12 +5,14 @@
 
 A table of rows 64 wide, trained by SGD. Between two deltas, ten steps change a hundredth of all rows. The
 server is the exported model in another process, as TensorFlow Serving runs it: a session of TensorFlow's own
-ops. It is asked for 1,000 rows again and again, first alone, then while it applies the deltas.
+ops. It is asked for 1,000 rows again and again: alone, beside a thread that keeps a core busy, and while it
+applies a delta, by turns.
 
 delta          making a delta; its bytes, beside those of the rows that it has
 base           writing the SavedModel
-apply          in the server
-request        the 50th and 99th percentile of a request; the peer is the server without deltas
+apply          in the server; apply/first: the first one, by which TensorFlow optimizes the graph
+request        the 50th and 99th percentile of a request while a delta is applied, and beside the busy thread;
+               the peer is the server alone
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def main() -> None:
         publisher = Publisher(model, folder)
         base = publisher.publish_base()
         deltas = []
-        for _ in range(options.rounds):
+        for _ in range(options.rounds + 1):
             for _ in range(STEPS):
                 step(model, random.choice(rows, max(int(rows * CHANGED / STEPS), 1), replace=False))
             deltas.append(publisher.publish(dense=False))
@@ -88,9 +90,11 @@ def main() -> None:
             Result(f"{path}/delta", float(np.median([delta.seconds for delta in deltas])), "s"),
             Result(f"{path}/delta/bytes", first.bytes, "B", "rows alone", first.rows * DIM * 4),
             Result(f"{path}/apply", float(np.median(served["apply"])), "s"),
+            Result(f"{path}/apply/first", served["first"], "s"),
             *(
-                Result(f"{path}/request/p{which}", during, "ms", "no deltas", served["alone"][which])
-                for which, during in served["during"].items()
+                Result(f"{path}/{name}/p{which}", value, "ms", "alone", served["alone"][which])
+                for name, what in (("request", "during"), ("request/busy", "busy"))
+                for which, value in served[what].items()
             ),
         ],
         options.json,

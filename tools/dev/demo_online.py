@@ -34,8 +34,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from gmeta.core.files import write_atomically
-from gmeta.export.delivery import Server, catch_up
+from gmeta.export.delivery import catch_up
 from gmeta.export.published_folder import MODEL, PublishedFolder
+from gmeta.export.servers import Server
 from gmeta.preprocess.synthetic.drifting_clicks import MINUTES_OF_DAY, DriftConfig
 from support.drifting_log import FEATURES, METRICS, Floats, Log, measure
 
@@ -71,7 +72,7 @@ _LONGEST = 300.0  # seconds to wait for the training
 
 
 class Replica(Server):
-    """A session of stock TensorFlow in place of a server's REST interface.
+    """A session of stock TensorFlow in place of a server.
 
     Args:
       model: The folder of a SavedModel.
@@ -90,13 +91,9 @@ class Replica(Server):
         output = "click" if "click" in signature.outputs else next(iter(signature.outputs))
         return np.asarray(self._session.run(signature.outputs[output].name, feed))
 
-    def version(self) -> int:
-        """Return the version that is served."""
-        return int(self._run("delta_version"))
-
-    def apply(self, delta: bytes) -> int:
-        """Apply a delta, and return the version that is served then."""
-        return int(self._run("apply_delta", delta_bytes=delta))
+    def ask(self, signature: str, inputs: Mapping[str, bytes]) -> int:
+        """Call a signature that returns a version."""
+        return int(self._run(signature, **inputs))
 
     def predict(self, features: Mapping[str, Floats]) -> Floats:
         """Return the probability of a click for each event."""

@@ -1,0 +1,287 @@
+"""Servers that take deltas, over TensorFlow Serving's REST and gRPC interfaces.
+
+Both interfaces call signatures. ``delta_version`` has no input; ``apply_delta`` has one, the bytes of a
+delta; both return a version (`gmeta.export.delta_signatures`). REST encodes bytes in base64, which takes a
+third more of them; gRPC sends them as they are.
+
+An answer may come from anything at the address, so it is not trusted: at most 64 KiB of it are read, no
+redirect is followed, and it must be a version.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import http.client
+import json
+import re
+import ssl
+import struct
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.imports import import_for
+from gmeta.core.json_values import mapping, parse_json, whole
+
+_LONGEST_ANSWER = 64 << 10
+_LONGEST_REASON = 2000
+_PART = 3 << 16
+"""The bytes that are encoded at a time; a multiple of 3, so that base64 pads only the last part."""
+_LARGEST = (1 << 31) - (1 << 16)
+"""The largest delta in a message of protobuf."""
+_SLOWEST = 1e6
+"""Bytes a second that a connection must transmit, for gRPC's limit on the time of a whole call."""
+
+
+class Server(ABC):
+    """A model in a server.
+
+    Args:
+      url: Where it is, for messages.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def version(self) -> int:
+        """Return the version that the server has.
+
+        Raises:
+          GmetaError: The server doesn't answer, or its answer isn't a version.
+        """
+        return self.ask("delta_version", {})
+
+    def apply(self, delta: bytes) -> int:
+        """Send a delta, and return the version that the server then has.
+
+        Raises:
+          GmetaError: As for `version`; or the server refuses the delta.
+        """
+        return self.ask("apply_delta", {"delta_bytes": delta})
+
+    @abstractmethod
+    def ask(self, signature: str, inputs: Mapping[str, bytes]) -> int:
+        """Call a signature that returns a version.
+
+        Raises:
+          GmetaError: As for `version` and `apply`.
+        """
+
+    def _unreachable(self, reason: object) -> GmetaError:
+        return GmetaError(f"{self.url} can't be reached: {_printable(str(reason))}")
+
+    def _refusal(self, signature: str, code: object, reason: str) -> GmetaError:
+        return GmetaError(f"{self.url} answers {code} to {signature}: {_printable(reason)}")
+
+    def _no_version(self, signature: str, reason: object) -> GmetaError:
+        return GmetaError(
+            f"{self.url} answers {signature} with something other than a version: {_printable(str(reason))}"
+        )
+
+
+def _printable(text: str) -> str:
+    """Return text in one line, without the control characters that a terminal interprets."""
+    cut = text[:_LONGEST_REASON]
+    return " ".join("".join(char if char.isprintable() else " " for char in cut).split())
+
+
+def server_at(url: str, timeout: float = 60.0) -> Server:
+    """Return the server at an address.
+
+    Args:
+      url: ``"http://host:8501/v1/models/NAME"`` is REST and ``"grpc://host:8500/NAME"`` is gRPC; both may
+        end with ``/versions/N``. ``https`` and ``grpcs`` use TLS with the certificates that Python trusts
+        (``SSL_CERT_FILE``).
+      timeout: Seconds to wait for an answer.
+
+    Raises:
+      ConfigError: It isn't such an address, or ``grpcio`` isn't installed.
+    """
+    return (GrpcServer if url.startswith(("grpc://", "grpcs://")) else RestServer)(url, timeout)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error: following one would send a GET in place of the POST."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return None: no request follows."""
+
+
+class RestServer(Server):
+    """A server's REST interface; see `server_at`."""
+
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        super().__init__(url.rstrip("/"))
+        if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
+            raise ConfigError(f"{url} must be like http://host:8501/v1/models/NAME")
+        self._timeout = timeout
+        self._open = urllib.request.build_opener(_NoRedirects).open
+
+    def ask(self, signature: str, inputs: Mapping[str, bytes]) -> int:
+        """Call a signature; see `Server.ask`."""
+        size = sum(len(part) for part in _json(signature, dict.fromkeys(inputs, b"")))
+        size += sum(-(-len(value) // 3) * 4 for value in inputs.values())
+        headers = {"Content-Type": "application/json", "Content-Length": str(size)}
+        try:
+            request = urllib.request.Request(f"{self.url}:predict", _json(signature, inputs), headers)
+            with self._open(request, timeout=self._timeout) as answer:
+                body = answer.read(_LONGEST_ANSWER + 1)
+        except urllib.error.HTTPError as error:
+            raise self._refusal(signature, error.code, _reason(error)) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise self._unreachable(getattr(error, "reason", None) or error) from error
+        try:
+            if len(body) > _LONGEST_ANSWER:
+                raise ValueError(f"more than {_LONGEST_ANSWER:,} bytes")
+            return whole(mapping(parse_json(body), "the answer")["outputs"], "outputs")
+        except KeyError as error:
+            raise self._no_version(signature, f"it has no {error}") from error
+        except ValueError as error:
+            raise self._no_version(signature, error) from error
+
+
+def _json(signature: str, inputs: Mapping[str, bytes]) -> Iterator[bytes]:
+    """Yield the parts of a request, so that a delta isn't copied as a whole."""
+    yield f'{{"signature_name": {json.dumps(signature)}, "inputs": {{'.encode()
+    for number, (name, value) in enumerate(inputs.items()):
+        yield f'{", " if number else ""}{json.dumps(name)}: {{"b64": "'.encode()
+        view = memoryview(value)
+        for begin in range(0, len(view), _PART):
+            yield base64.b64encode(view[begin : begin + _PART])
+        yield b'"}'
+    yield b"}}"
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Return what an answer with an error code says."""
+    if 300 <= error.code < 400:
+        return f"it redirects to {error.headers.get('Location')}; name that address, if it is the server's"
+    try:
+        return error.read(_LONGEST_REASON).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as cut:
+        return str(cut)
+
+
+class GrpcServer(Server):
+    """A server's gRPC interface; see `server_at`.
+
+    ``timeout`` covers a whole call, so the time to send a delta at 1 MB/s is added to it.
+    """
+
+    def __init__(self, url: str, timeout: float = 60.0) -> None:
+        super().__init__(url.rstrip("/"))
+        found = re.fullmatch(r"(grpcs?)://([^/@\s]+:\d+)/([^/?#\s]+)(?:/versions/(\d+))?/?", url)
+        if found is None:
+            raise ConfigError(f"{url} must be like grpc://host:8500/NAME or grpc://host:8500/NAME/versions/N")
+        scheme, self._host, self._model, version = found.groups()
+        self._version = None if version is None else int(version)
+        self._secure = scheme == "grpcs"
+        self._timeout = timeout
+        self._grpc: Any = import_for("grpc://", "grpc", "online")
+
+    def ask(self, signature: str, inputs: Mapping[str, bytes]) -> int:
+        """Call a signature; see `Server.ask`."""
+        data = self._request(signature, inputs)
+        try:
+            with self._channel() as channel:
+                call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+                answer = call(data, timeout=self._timeout + len(data) / _SLOWEST)
+        except self._grpc.RpcError as error:
+            code, said = error.code(), error.details() or ""
+            if code in (self._grpc.StatusCode.UNAVAILABLE, self._grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise self._unreachable(said) from error
+            raise self._refusal(signature, code.name, said) from error
+        try:
+            response = _messages()["PredictResponse"].FromString(answer)
+            (tensor,) = (output.value for output in response.outputs)
+            return _version_in(tensor)
+        except Exception as error:  # protobuf's DecodeError isn't a ValueError
+            raise self._no_version(signature, error) from error
+
+    def _request(self, signature: str, inputs: Mapping[str, bytes]) -> bytes:
+        if (size := sum(map(len, inputs.values()))) > _LARGEST:
+            raise GmetaError(f"{self.url} can't receive {size:,} bytes over gRPC: use its REST interface")
+        request = _messages()["PredictRequest"]()
+        request.model_spec.name, request.model_spec.signature_name = self._model, signature
+        if self._version is not None:
+            request.model_spec.version.value = self._version
+        for name, value in inputs.items():
+            tensor = request.inputs.add(key=name).value
+            tensor.dtype = _STRING
+            tensor.tensor_shape.SetInParent()  # no dimensions: a scalar
+            tensor.string_val.append(value)
+        return bytes(request.SerializeToString())
+
+    def _channel(self) -> Any:
+        """Open a connection for one call: a kept one would wait after a failure, by its own pauses."""
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", _LONGEST_ANSWER),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+        ]
+        if not self._secure:
+            return self._grpc.insecure_channel(self._host, options)
+        trusted = ssl.get_default_verify_paths().cafile
+        roots = None if trusted is None else Path(trusted).read_bytes()
+        return self._grpc.secure_channel(self._host, self._grpc.ssl_channel_credentials(roots), options)
+
+
+def _version_in(tensor: Any) -> int:
+    """Read a version from a tensor, as either of the two fields that TensorFlow Serving fills."""
+    if tensor.dtype != _INT64 or tensor.tensor_shape.dim:
+        raise ValueError(f"dtype {tensor.dtype}, {len(tensor.tensor_shape.dim)} dimensions")
+    content = tensor.tensor_content
+    (value,) = struct.unpack("<q", content) if content else tensor.int64_val
+    return whole(value, "a version")
+
+
+_STRING, _INT64 = 7, 9
+"""``tensorflow.DataType``."""
+
+
+@functools.cache
+def _messages() -> dict[str, Any]:
+    """Return the classes of `_FILE`."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+    file = text_format.Parse(_FILE, descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        kind.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"gmeta.{kind.name}"))
+        for kind in file.message_type
+    }
+
+
+# The fields that are needed of tensorflow_serving/apis/{model,predict}.proto and
+# tensorflow/core/framework/tensor.proto. In bytes, a map is a list of keys with values. The package
+# tensorflow-serving-api has all fields, and asks for TensorFlow.
+_FILE = """
+name: "gmeta/predict.proto" package: "gmeta" syntax: "proto3"
+message_type { name: "Version" field { name: "value" number: 1 type: TYPE_INT64 } }
+message_type { name: "ModelSpec"
+  field { name: "name" number: 1 type: TYPE_STRING }
+  field { name: "version" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Version" }
+  field { name: "signature_name" number: 3 type: TYPE_STRING } }
+message_type { name: "Shape" field { name: "dim" number: 2 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Tensor"
+  field { name: "dtype" number: 1 type: TYPE_INT32 }
+  field { name: "tensor_shape" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Shape" }
+  field { name: "tensor_content" number: 4 type: TYPE_BYTES }
+  field { name: "string_val" number: 8 type: TYPE_BYTES label: LABEL_REPEATED }
+  field { name: "int64_val" number: 10 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type { name: "Named"
+  field { name: "key" number: 1 type: TYPE_STRING }
+  field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Tensor" } }
+message_type { name: "PredictRequest"
+  field { name: "model_spec" number: 1 type: TYPE_MESSAGE type_name: ".gmeta.ModelSpec" }
+  field { name: "inputs" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Named" label: LABEL_REPEATED } }
+message_type { name: "PredictResponse"
+  field { name: "outputs" number: 1 type: TYPE_MESSAGE type_name: ".gmeta.Named" label: LABEL_REPEATED } }
+"""
