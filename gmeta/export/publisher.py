@@ -108,8 +108,8 @@ class Publisher(StepCallback):
     It requires training in one process; it can't make deltas of tables that are divided among ranks.
 
     Args:
-      model: The model. Its exported graph may not hold values computed at export, as the graphs of next-item
-        models do, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
+      model: The model. Values that its exported graph holds, such as vectors of a catalogue, must be those of
+        a `gmeta.export.derived.Derived`, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
       folder: Where to publish. An existing folder of the same model is continued with a new SavedModel,
         written at the end of the first batch. One publisher at a time may use it; ``close()`` releases it.
       every: The time between two deltas, such as ``"60s"``; they are made at the ends of batches.
