@@ -44,9 +44,10 @@ class Derived:
         (n,), to a tensor of their vectors (n, ...); it is called on the same n always.
       items: V, the number of items. None: the value isn't one of items.
       collection: The collection from which ``compute`` reads items' rows.
-      inputs: Maps numbers of items (n,) to the input of that lookup. None: if a row changes that ``compute``
-        reads, all items are computed again. Give it only if the vector of an item has the same bits whatever
-        other items are computed with it, which a matrix product doesn't guarantee.
+      inputs: Maps numbers of items (n,) to the input of that lookup. None: it isn't known which rows an item
+        reads, and if any row of a table changes that ``compute`` reads, all items are computed again.
+      alone: Whether the vector of an item has the same bits whatever other items are computed with it, which
+        a matrix product doesn't guarantee. False: if one item changes, all are computed again.
 
     Example:
       ::
@@ -61,12 +62,14 @@ class Derived:
     items: int | None = None
     collection: EmbeddingCollection | None = None
     inputs: Callable[[tf.Tensor], Mapping[str, Any]] | None = None
+    alone: bool = False
 
     def __call__(self) -> list[tf.Tensor]:
         """Return the value's tensors."""
         values = _VALUES.get()
         if values is None:  # outside of an export
-            return tf.nest.flatten(self.compute(*([] if self.items is None else [tf.range(self.items)])))
+            every = [] if self.items is None else [tf.range(self.items, dtype=tf.int64)]
+            return tf.nest.flatten(self.compute(*every))
         if self not in values:
             with tf.init_scope():
                 values[self] = Value(self)
@@ -178,6 +181,8 @@ class Value:
         known = [self._items_of(table, each) for table, each in keys if id(table) in self._readers]
         some, _ = tf.unique(tf.concat([tf.constant([], tf.int64), *known], 0))
         items = self._derived.items
+        if not self._derived.alone:
+            whole |= tf.size(some) > 0
         numbers = tf.cond(whole, lambda: tf.range(items, dtype=tf.int64), lambda: tf.sort(some))
         return tf.cond(
             tf.size(numbers) > 0, lambda: self._assign(self._replaced(numbers)), lambda: tf.constant(False)

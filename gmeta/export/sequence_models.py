@@ -178,8 +178,8 @@ def next_item_signatures(
         model.item_vectors,
         items=model.items,
         collection=model.collection,
-        # The vectors of a subclass may have matrix products.
-        inputs=model.item_inputs if type(model) is NextItemModel else None,
+        inputs=model.item_inputs,
+        alone=type(model) is NextItemModel,  # the vectors of a subclass may have matrix products
     )
     popular = most_popular(model, k)
 
@@ -221,7 +221,8 @@ def two_tower_signatures(
         model.item_vectors,
         items=model.items,
         collection=model.collection,
-        inputs=None if model.hidden else model.item_inputs,
+        inputs=model.item_inputs,
+        alone=not model.hidden,
     )
 
     def batch(given: dict[str, Any]) -> dict[str, Any]:
@@ -354,10 +355,13 @@ def retrieval_signatures(
             items=model.items,
             collection=model.collection,
             inputs=model.item_inputs,
+            alone=True,
         )
 
     def retrieve(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        search = model.retrieve if rows is None else functools.partial(model.retrieve, rows=rows()[0])
+        search = model.retrieve
+        if isinstance(model, GenerativeRetriever) and rows is not None:
+            search = functools.partial(model.retrieve, rows=rows()[0])
         x = histories(inputs, model.item, given)
         items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen, popular=popular())
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gmeta import initializers, optimizers
 from gmeta.export import Publisher, export_model
+from gmeta.export import derived as module
 from gmeta.export.delta_signatures import dense_weights
 from gmeta.export.derived import Derived, derived_values
 from gmeta.export.sequence_models import next_item_signatures, retrieval_signatures, two_tower_signatures
@@ -70,7 +71,7 @@ def make(kind):
         return model, recommend(next_item_signatures(model, k=ITEMS))
     if kind in ("towers", "sums"):
         model = two_tower([16] if kind == "towers" else [])
-        return model, recommend(two_tower_signatures(model, k=ITEMS, leave_out_seen=False))
+        return model, recommend(two_tower_signatures(model, k=ITEMS, text_ids=False))
     if kind == "flat":
         stack = HSTU(blocks=1, heads=1, attention_dim=4, value_dim=4, max_length=16, bias_by_time=False)
         model = FlatRetriever(stack, ids, dim=8, max_length=4, ks=(5,))
@@ -161,7 +162,7 @@ def test_each_delta_makes_the_answers_of_an_export(kind, dtype, tmp_path):
     for before, answer, right in zip(found[:count:2], found[2:count:2], found[count:], strict=False):
         for key, value in right.items():
             np.testing.assert_array_equal(answer[key], value, key)
-        assert (answer["scores"] != before["scores"]).mean() > 0.5
+        assert (answer["scores"] != before["scores"]).any()
     if model.answers_popular:
         np.testing.assert_array_equal(right["items"][0], model.catalogue.most_popular(ITEMS)[0])
 
@@ -170,44 +171,44 @@ def send(delta):
     return {"delta_bytes": np.array(delta.read_bytes(), object)}
 
 
-@pytest.fixture(scope="module")
-def towers():
-    return {kind: two_tower([16] if kind == "towers" else []) for kind in ("towers", "sums")}
-
-
 @pytest.mark.parametrize("kind", ["towers", "sums"])
-@given(data=st.data())
-@settings(max_examples=15, deadline=None)
-def test_what_a_change_of_rows_reaches_is_computed_again(towers, kind, data):
-    """Of ids at random, of items, their columns or neither, that get a row or lose it."""
-    model = towers[kind]
-    derived = Derived(
-        "vectors",
-        model.item_vectors,
-        items=ITEMS,
-        collection=model.collection,
-        inputs=None if kind == "towers" else model.item_inputs,
-    )
+def test_what_a_change_of_rows_reaches_is_computed_again(kind, monkeypatch):
+    """Of ids at random, of items, their columns or neither, that get a row or lose it; in four pieces."""
+    monkeypatch.setattr(module, "_ITEMS_AT_A_TIME", 64)
+    model = two_tower([16] if kind == "towers" else [])
+    own = {"collection": model.collection, "inputs": model.item_inputs, "alone": kind == "sums"}
+    derived = Derived("vectors", model.item_vectors, items=ITEMS, **own)
+    always_all = Derived("all", model.item_vectors, items=ITEMS)
     with portable_ops(live=True) as tables, derived_values() as values:
         before = derived()[0].numpy()
-        value, changed = values[derived], []
-        drawn = data.draw(st.lists(st.integers(0, ITEMS - 1), max_size=5))
-        inputs = model.item_inputs(tf.constant(drawn, tf.int64))
-        inputs["user"] = tf.constant(data.draw(st.lists(st.integers(0, 99), max_size=3)), tf.int64)
-        for table, keys in zip(model.collection.tables, model.collection.keys_of(inputs), strict=True):
-            copy = tables.freeze(table)
-            some = tf.boolean_mask(
-                keys,
-                np.array(data.draw(st.lists(st.booleans(), min_size=len(keys), max_size=len(keys))), bool),
-            )
-            copy.upsert(some, tf.random.stateless_normal([len(some), table.dim], [1, len(some)]))
-            changed.append((copy, some))
-        value.update(changed, {})
-        after = tf.convert_to_tensor(value.variables[0]).numpy()
-        again = Derived("again", model.item_vectors, items=ITEMS)()[0].numpy()
-    np.testing.assert_array_equal(after, again)
-    if not sum(len(keys) for _, keys in changed):
-        np.testing.assert_array_equal(after, before)
+        np.testing.assert_allclose(before, model.item_vectors(), rtol=1e-5, atol=1e-6)
+        always_all()
+        copies = [tables.freeze(table) for table in model.collection.tables]
+
+        @settings(max_examples=25, deadline=None)
+        @given(
+            items=st.lists(st.integers(0, ITEMS - 1), max_size=5),
+            users=st.lists(st.integers(0, 99), max_size=3),
+            seed=st.integers(0, 10**6),
+        )
+        def change(items, users, seed):
+            random, changed = np.random.default_rng(seed), []
+            inputs = model.item_inputs(tf.constant(items, tf.int64))
+            inputs["user"] = tf.constant(users, tf.int64)
+            for copy, keys in zip(copies, model.collection.keys_of(inputs), strict=True):
+                keys = tf.boolean_mask(keys, random.random(len(keys)) < 0.5)
+                if random.random() < 0.3:
+                    copy.remove(keys)
+                else:
+                    rows = random.normal(size=(len(keys), copy.format.dim))
+                    copy.upsert(keys, tf.constant(rows, tf.float32))
+                changed.append((copy, keys))
+            for value in values.values():
+                value.update(changed, {})
+            np.testing.assert_array_equal(derived()[0], always_all()[0])
+
+        change()
+        assert (derived()[0].numpy() != before).mean() > 0.1
 
 
 def test_fit_publishes_a_model_whose_catalogue_is_exported(tmp_path):

@@ -95,9 +95,10 @@ def apply_times(
     step(np.arange(1))
     with tempfile.TemporaryDirectory() as folder:
         publisher = Publisher(model, folder)
+        base = publisher.publish_base().path
         session = tf.compat.v1.Session(graph=tf.Graph())
         with session.graph.as_default():
-            saved = tf.compat.v1.saved_model.load(session, ["serve"], str(publisher.publish_base().path))
+            saved = tf.compat.v1.saved_model.load(session, ["serve"], str(base))
         definition = saved.signature_def["apply_delta"]
         for name, (items, dense) in changes.items():
             took = []
