@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
 from gmeta.core.merged_tables import NamedTable, tables_by_full_name
 from gmeta.core.position import positions_in
 from gmeta.core.row_formats import RowDtype
@@ -132,7 +133,7 @@ def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
     """
     found: dict[str, tf.Variable] = {}
     state = _state(model)
-    parts = [part for part in (model, *model.submodules) if isinstance(part, HistoryModel)]
+    parts = [part for part in (model, *submodules(model)) if isinstance(part, HistoryModel)]
     counts = [each for part in parts if part.answers_popular for each in part.catalogue.variables]
     for variable in [*model.weights, *counts]:
         if variable.ref() in state or not variable.shape.is_fully_defined():
