@@ -2,7 +2,8 @@
 
 - `saved_model` writes the export, with default signatures, or those that `signature` describes.
 - `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
-- `sequence_models` has the signatures of models over histories.
+- `sequence_models` has the signatures of models over histories; `derived` computes the vectors of a catalogue
+  that these hold, at export and for each delta.
 - `publisher` publishes a model while it trains: `model_deltas` encodes what has changed, `published_folder`
   names, lists and compacts the files, `delta_signatures` applies them in a server, and `delivery` sends them.
 - `external_rows` makes signatures that take rows of tables larger than a server; `row_stores` holds these in

@@ -17,11 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.keras import submodules
 from gmeta.core.merged_tables import NamedTable, tables_by_full_name
 from gmeta.core.position import positions_in
 from gmeta.core.row_formats import RowDtype
+from gmeta.export.derived import Value
 from gmeta.export.model_deltas import AFTER, CHECKSUM, FINGERPRINT, HEAD, MAGIC, SIZE, VERSION, Layout
 from gmeta.export.signature import Signature
+from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.ops import HashTable
 from gmeta.ops.table.portable_tables import LiveTable, PortableTables, own_rows
 from gmeta.ops.table.restored_rows import tables_by_name
@@ -53,7 +56,11 @@ class Updates:
         return self._gathered.pop(table.name) if table.name in self._gathered else own_rows(table)
 
     def signatures(
-        self, model: tf.keras.Model, copies: PortableTables, read: Sequence[tf.Variable]
+        self,
+        model: tf.keras.Model,
+        copies: PortableTables,
+        read: Sequence[tf.Variable],
+        derived: Sequence[Value] = (),
     ) -> dict[str, Signature]:
         """Return ``apply_delta``, which takes a delta's bytes, and ``delta_version``; both return a version.
 
@@ -61,11 +68,11 @@ class Updates:
           model: The model.
           copies: The copies of its tables that the exported graphs read.
           read: The variables that the graphs read.
+          derived: The values that the export computes from the model, and deltas compute again.
 
         Raises:
-          ConfigError: The graphs read something that deltas don't change: values computed from the model
-            at export, such as a catalogue's vectors, a table of another model, or a weight that the layout
-            lacks.
+          ConfigError: The graphs read something that deltas don't change: other values computed from the
+            model at export, a table of another model, or a weight that the layout lacks.
         """
         if layout_of(model, self._layout.stream, self._layout.rows) != self._layout:
             raise ConfigError(
@@ -87,21 +94,23 @@ class Updates:
         }
         weights = dense_weights(model)
         known = {variable.ref(): name for name, variable in weights.items()}
+        computed = {variable.ref() for value in derived for variable in value.variables}
+        read = [*read, *(variable for value in derived for variable in value.read)]
         strange = sorted(
             {
                 variable.name
                 for variable in read
-                if variable.ref() not in {*known, *_state(model)} and _changes(variable)
+                if variable.ref() not in {*known, *computed, *_state(model)} and _changes(variable)
             }
         )
         if strange:
             raise ConfigError(
                 f"{model.name} can't be updated by deltas: its graph reads {', '.join(strange)}, which the "
-                "export computes from the model"
+                "export computes from the model: let a gmeta.export.derived.Derived compute it"
             )
         used = {known[variable.ref()] for variable in read if variable.ref() in known}
         dense = {name: weights[name] for name in weights if name in used}
-        apply = Apply(self._layout, self._version, tables, dense)
+        apply = Apply(self._layout, self._version, tables, dense, derived)
         self.resources = [apply.lock, apply.version]
         return apply.signatures
 
@@ -126,10 +135,15 @@ def named_tables(model: tf.keras.Model) -> dict[str, NamedTable]:
 
 
 def dense_weights(model: tf.keras.Model) -> dict[str, tf.Variable]:
-    """Return a model's weights by name, without state that no answer needs; equal names are numbered."""
+    """Return a model's weights by name, without state that no answer needs; equal names are numbered.
+
+    The counts by which a model answers an empty history are among them.
+    """
     found: dict[str, tf.Variable] = {}
     state = _state(model)
-    for variable in model.weights:
+    parts = [part for part in (model, *submodules(model)) if isinstance(part, HistoryModel)]
+    counts = [each for part in parts if part.answers_popular for each in part.catalogue.variables]
+    for variable in [*model.weights, *counts]:
         if variable.ref() in state or not variable.shape.is_fully_defined():
             continue
         name, number = variable.name, 1
@@ -193,6 +207,7 @@ class Apply:
       tables: Table of the layout -> where its rows are, and the copy that holds them; only tables that the
         model reads. Rows of other tables are skipped.
       dense: Dense weight of the layout -> the variable that the exported model reads.
+      derived: The values that a delta computes again.
     """
 
     def __init__(
@@ -201,8 +216,9 @@ class Apply:
         version: int,
         tables: Mapping[str, tuple[NamedTable, LiveTable]],
         dense: Mapping[str, tf.Variable],
+        derived: Sequence[Value] = (),
     ) -> None:
-        self._layout, self._tables, self._dense = layout, tables, dense
+        self._layout, self._tables, self._dense, self._derived = layout, tables, dense, derived
         self.version = tf.Variable(version, dtype=tf.int64, trainable=False, name="delta_version")
         self.lock = Lock()
 
@@ -267,6 +283,8 @@ class Apply:
         has = words[HEAD + 2 * tables :]
         place = tf.constant(8 * (HEAD + 2 * tables + dense), tf.int64)  # in bytes
         done: list[Any] = []
+        changed: list[tuple[LiveTable, tf.Tensor]] = []
+        given: dict[Any, tf.Tensor] = {}
         for number, name in enumerate(layout.tables):
             form = layout.format_of(name)
             rows, removed = counts[number, 0], counts[number, 1]
@@ -274,6 +292,9 @@ class Apply:
             if name in self._tables:
                 named, table = self._tables[name]
                 prefix = tf.constant(named.prefix, tf.int64)
+                if self._derived:
+                    ids = _read(delta, place, removed + rows, tf.int64)
+                    changed.append((table, ids | prefix))
                 with tf.control_dependencies([_remove(table, delta, place, removed, prefix)]):
                     done.append(_upsert(table, delta, middle, rows, prefix))
             place = middle + 8 * (rows + (rows * form.width + 1) // 2)
@@ -281,10 +302,13 @@ class Apply:
             kind, count = tf.as_dtype(dtype), int(np.prod(shape, dtype=np.int64))
             if name in self._dense:
                 done.append(self._assign(self._dense[name], delta, place, has[number]))
+                given[self._dense[name].ref()] = has[number] > 0
             place += 8 * has[number] * -(-count * kind.size // 8)
         with tf.control_dependencies(done):
-            changed = self.version.assign(version, read_value=False)
-        with tf.control_dependencies([changed] if changed is not None else []):
+            computed = [each.update(changed, given) for each in self._derived]
+        with tf.control_dependencies([*done, *computed]):
+            assigned = self.version.assign(version, read_value=False)
+        with tf.control_dependencies([assigned] if assigned is not None else []):
             return tf.identity(version)
 
     def _assign(
@@ -294,8 +318,9 @@ class Apply:
 
         def assign() -> tf.Tensor:
             values = _read(delta, place, count, _DECODED[variable.dtype])
-            variable.assign(tf.cast(tf.reshape(values, variable.shape), variable.dtype))
-            return tf.constant(True)
+            value = tf.cast(tf.reshape(values, variable.shape), variable.dtype)
+            with tf.control_dependencies([variable.assign(value, read_value=False)]):
+                return tf.constant(True)
 
         return tf.cond(there > 0, assign, lambda: tf.constant(False))
 

@@ -219,7 +219,8 @@ class Wanted:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ConfigError(
                 f"table {table.table!r} can't be external: its rows are looked up inside a loop, a condition "
-                "or a tf.function. Look them up outside of it, or leave the table out of external="
+                "or a tf.function, or to compute values of the whole catalogue. Look them up outside of it, "
+                "or leave the table out of external="
             )
         self.dims[table.table] = table.dim
         self._keys.setdefault(table.table, []).append(keys)

@@ -100,8 +100,8 @@ class Publisher(StepCallback):
     needs the folder, and memory for a delta, or for a SavedModel, of all rows.
 
     Args:
-      model: The model. Its exported graph may not hold values computed at export, as the graphs of next-item
-        models do, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
+      model: The model. Values that its exported graph holds, such as vectors of a catalogue, must be those of
+        a `gmeta.export.derived.Derived`, and its tables may not cool down (`gmeta.policies.TwoPrecisions`).
       folder: Where to publish: a path, or an address such as ``"s3://bucket/prefix"``, ``gs://``, ``hdfs://``
         or one of fsspec. An existing folder of the same model is continued with a new SavedModel, written at
         the end of the first batch. One publisher at a time may use it; ``close()`` releases it. A second one

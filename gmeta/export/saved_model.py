@@ -28,6 +28,7 @@ from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
 from gmeta.core.files import stage_folder
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.export.delta_signatures import Updates
+from gmeta.export.derived import derived_values
 from gmeta.export.external_rows import External, ExternalRows
 from gmeta.export.meta_models import RATING, meta_sequence_signatures, meta_signatures
 from gmeta.export.sequence_models import (
@@ -180,7 +181,7 @@ def export_model(
         with a float32 scale a row, ``max(|row|) / 127``, in about a quarter (68 instead of 256 bytes for a
         row of 64). Lookups return float32: for ``"int8"`` within ``max(|row|) / 254`` of the trained number,
         for ``"bfloat16"`` within a relative 2^-8. Weights, rows of ids that the tables don't hold, and
-        vectors that are computed at export, as those of a catalogue, stay float32.
+        vectors that are computed of rows at export, as those of a catalogue, stay float32.
       external: Names of tables whose rows aren't in the SavedModel, because they are larger than a server;
         ``"all"``: of every table. A signature ``name`` that reads them takes their rows as inputs, and
         ``name_ids`` returns the ids whose rows it needs (`gmeta.export.external_rows`). A `Publisher` with
@@ -215,14 +216,17 @@ def export_model(
     copy = no_external_rows if outside is None else outside.copy
     rows_of, live = unknown_rows(unknown, collections), updates is not None
     rows = own_rows if updates is None else updates.rows_of
-    with portable_ops(rows_of, live=live, dtype=dtype, external=copy, rows=rows) as tables:
+    with (
+        portable_ops(rows_of, live=live, dtype=dtype, external=copy, rows=rows) as tables,
+        derived_values() as derived,
+    ):
         if outside is not None:
             chosen = outside.split(chosen, lambda name, signature: _trace(name, signature, texts))
         traced = {name: _trace(name, signature, texts) for name, signature in chosen.items()}
         module = tf.Module()
         if updates is not None:
             read = [variable for each in traced.values() for variable in each.variables]
-            taken = updates.signatures(model, tables, read)
+            taken = updates.signatures(model, tables, read, [*derived.values()])
             if twice := sorted(chosen.keys() & taken.keys()):
                 raise ConfigError(f"signature {twice[0]!r} is that of deltas: name yours otherwise")
             traced |= {name: _trace(name, signature, ()) for name, signature in taken.items()}

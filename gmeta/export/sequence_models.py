@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
+from gmeta.export.derived import Derived
 from gmeta.export.signature import Signature, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
@@ -153,9 +154,10 @@ def next_item_signatures(
     =============  ==========================================  ==========================================
 
     Histories are matrices (samples, width) in the order of time, padded with -1 or with the empty text. The
-    catalogue's vectors are computed at export. Answers hold ids as in the model's ``items=``.
-    ``unknown_history`` is int64: how many items in the part of a history that the model reads aren't in the
-    catalogue. The model reads the initial row for them.
+    catalogue's vectors, and the answer to a history without items, are computed at export, and again by
+    deltas (`gmeta.export.derived`). Answers hold ids as in the model's ``items=``. ``unknown_history`` is
+    int64: how many items in the part of a history that the model reads aren't in the catalogue. The model
+    reads the initial row for them.
 
     Args:
       model: The model.
@@ -171,20 +173,20 @@ def next_item_signatures(
     if k > model.items:
         raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
     inputs = history_inputs(model, text_ids)
-
-    @functools.cache
-    def vectors() -> tf.Variable:
-        with tf.init_scope():
-            return tf.Variable(model.item_vectors(), trainable=False, name="item_vectors")
+    vectors = Derived(
+        "item_vectors",
+        model.item_vectors,
+        items=model.items,
+        collection=model.collection,
+        inputs=model.item_inputs,
+        alone=type(model) is NextItemModel,  # the vectors of a subclass may have matrix products
+    )
+    popular = most_popular(model, k)
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         x = histories(inputs, model.item, given)
         items, scores = model.recommend(
-            x,
-            k,
-            leave_out_seen=leave_out_seen,
-            vectors=tf.convert_to_tensor(vectors()),
-            popular=most_popular(model, k),
+            x, k, leave_out_seen=leave_out_seen, vectors=vectors()[0], popular=popular()
         )
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
@@ -201,7 +203,8 @@ def two_tower_signatures(
 
     They are ``recommend`` and ``query``, with the answers of `next_item_signatures` except
     ``unknown_history``. Inputs are the item's column, a matrix (samples, width) padded with -1 or with the
-    empty text, and the columns of users. The catalogue's vectors are computed at export.
+    empty text, and the columns of users. The catalogue's vectors are computed at export, and again by deltas
+    (`gmeta.export.derived`).
 
     Args:
       model: The model.
@@ -213,18 +216,20 @@ def two_tower_signatures(
     columns = [each for each in model.collection.features if each.name in model.user_columns]
     item = {model.item: id_spec(model.feature, text_ids, matrix=True)}
     inputs: dict[str, tf.TypeSpec] = {**item, **feature_inputs(columns)}
-
-    @functools.cache
-    def vectors() -> tf.Variable:
-        with tf.init_scope():
-            return tf.Variable(model.item_vectors(), trainable=False, name="item_vectors")
+    vectors = Derived(
+        "item_vectors",
+        model.item_vectors,
+        items=model.items,
+        collection=model.collection,
+        inputs=model.item_inputs,
+        alone=not model.hidden,
+    )
 
     def batch(given: dict[str, Any]) -> dict[str, Any]:
         return {**given, **histories(item, model.item, given)}
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        known = tf.convert_to_tensor(vectors())
-        items, scores = model.recommend(batch(given), k, leave_out_seen=leave_out_seen, vectors=known)
+        items, scores = model.recommend(batch(given), k, leave_out_seen=leave_out_seen, vectors=vectors()[0])
         return {"items": items, "scores": scores}
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
@@ -241,11 +246,9 @@ def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSp
     return inputs
 
 
-def most_popular(model: HistoryModel, k: int, allow: Any = None) -> list[tf.Tensor]:
-    """Return the answer to a history without items, as constants of a graph."""
-    with tf.init_scope():
-        found = model.catalogue.most_popular(k, allow)
-    return [tf.constant(each.numpy()) for each in found]
+def most_popular(model: HistoryModel, k: int, allow: Any = None) -> Derived:
+    """Return the answer to a history without items."""
+    return Derived("most_popular", lambda: model.catalogue.most_popular(k, allow))
 
 
 def histories(
@@ -321,7 +324,8 @@ def retrieval_signatures(
     It takes histories, the item's column and the time's if the model has one, and returns ``items``
     (samples, k), ids, the likeliest first, ``scores`` (samples, k), logs of their probabilities, and
     ``unknown_history`` (samples,) int64, how many items of a history aren't in the catalogue. TensorFlow ops
-    compute the search; the rows of all items, if the model has any, are a weight of the exported model.
+    compute the search; the rows of all items, if the model has any, are a weight of the exported model,
+    which deltas compute again (`gmeta.export.derived`).
     Histories are matrices (samples, width) in the order of time, padded with -1 or with the empty text.
 
     Args:
@@ -342,19 +346,24 @@ def retrieval_signatures(
     if (beam := model.beam if beam is None else whole_number("beam", beam, least=1)) < k:
         raise ConfigError(f"beam must be at least {k}, the items wanted, got {beam}")
     inputs = history_inputs(model, text_ids)
-
-    @functools.cache
-    def rows() -> tf.Variable:
-        with tf.init_scope():
-            return tf.Variable(model.item_rows(), trainable=False, name="item_rows")
+    popular = most_popular(model, k, allow)
+    rows = None
+    if isinstance(model, GenerativeRetriever):
+        rows = Derived(
+            "item_rows",
+            model.item_rows,
+            items=model.items,
+            collection=model.collection,
+            inputs=model.item_inputs,
+            alone=True,
+        )
 
     def retrieve(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         search = model.retrieve
-        if isinstance(model, GenerativeRetriever):
-            search = functools.partial(model.retrieve, rows=tf.convert_to_tensor(rows()))
+        if isinstance(model, GenerativeRetriever) and rows is not None:
+            search = functools.partial(model.retrieve, rows=rows()[0])
         x = histories(inputs, model.item, given)
-        popular = most_popular(model, k, allow)
-        items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen, popular=popular)
+        items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen, popular=popular())
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
     return {"retrieve": Signature(retrieve, inputs)}

@@ -363,8 +363,10 @@ def test_a_graph_that_holds_what_the_export_has_computed_is_refused(tmp_path):
     blocks = HSTU(blocks=1, heads=2, attention_dim=4, value_dim=4, max_length=6, bias_by_time=False)
     model = NextItemModel(collection, blocks, items=12, max_length=6)
     model({"item": tf.ragged.constant([[1, 2, 3]], dtype=tf.int64)})
-    with pytest.raises(ConfigError, match="can't be updated by deltas: its graph reads item_vectors"):
-        Publisher(model, tmp_path / "online").publish()
+    vectors = tf.Variable(model.item_vectors(), name="my_vectors")
+    held = Signature(lambda given: {"vectors": vectors.read_value()}, {"x": tf.TensorSpec([None], tf.int64)})
+    with pytest.raises(ConfigError, match=r"can't be updated by deltas: its graph reads my_vectors.*Derived"):
+        Publisher(model, tmp_path / "online", export={"signatures": {"held": held}}).publish()
 
 
 def test_deltas_that_are_combined_do_what_they_do_in_turn():

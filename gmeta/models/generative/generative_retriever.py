@@ -145,15 +145,26 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         """Compute the trunk's vector of each history, (users, d), after which the next item comes."""
         return self._read_histories(x, training)[0]
 
-    def item_vectors(self) -> tf.Tensor:
-        """Compute the vectors v of the catalogue, (V, d)."""
+    def item_vectors(self, numbers: Any = None) -> tf.Tensor:
+        """Compute the vectors v of items, (n, d).
+
+        Args:
+          numbers: As for `item_rows`.
+        """
+        if numbers is not None:
+            return self.scorer.with_codes(self.item_rows(numbers), numbers)
         rows, numbers = self.item_rows(), tf.range(self.items, dtype=tf.int64)
         blocks = [slice(begin, begin + _BLOCK) for begin in range(0, self.items, _BLOCK)]
         return tf.concat([self.scorer.with_codes(rows[block], numbers[block]) for block in blocks], axis=0)
 
-    def item_rows(self) -> tf.Tensor:
-        """Look up the rows E of the catalogue, (V, d); untrained items have their initial rows."""
-        return self._rows([self.catalogue.all_keys], False)
+    def item_rows(self, numbers: Any = None) -> tf.Tensor:
+        """Look up the rows E of items, (n, d); untrained items have their initial rows.
+
+        Args:
+          numbers: (n,) int64, numbers of items in the catalogue. None: all items, (V, d).
+        """
+        numbers = tf.range(self.items, dtype=tf.int64) if numbers is None else numbers
+        return self._rows([self.catalogue.keys(numbers)], False)
 
     def retrieve(
         self,

@@ -50,6 +50,8 @@ class HistoryModel(Model):
     ranking: NextItem
     retrieval: Retrieval
     mean: tf.keras.metrics.Mean
+    answers_popular: ClassVar[bool] = True
+    """Whether a history without items is answered by the items that occurred most often."""
     leave_out_seen: bool = False
     """Whether `evaluate`, and validation in `fit`, leave out the items of the history by default."""
     _leaves_out_seen: bool = False  # what `test_step` was traced with

@@ -184,11 +184,18 @@ class NextItemModel(HistoryModel):
             jagged.last(self._queries(Jagged(vectors, ids.offsets), times, None, training))
         )
 
-    def item_vectors(self) -> tf.Tensor:
-        """Compute the vectors of the catalogue, (V, d); untrained items have their initial vectors."""
-        return self._normalize(
-            self.collection({self.item: self.catalogue.all_keys}, training=False)[self.item]
-        )
+    def item_inputs(self, numbers: tf.Tensor) -> dict[str, Any]:
+        """Return the input of the lookup of items' rows, by numbers (n,) of items in the catalogue."""
+        return {self.item: self.catalogue.keys(numbers)}
+
+    def item_vectors(self, numbers: Any = None) -> tf.Tensor:
+        """Compute vectors of items, (n, d); untrained items have their initial vectors.
+
+        Args:
+          numbers: (n,) int64, numbers of items in the catalogue. None: all items, (V, d).
+        """
+        numbers = tf.range(self.items, dtype=tf.int64) if numbers is None else numbers
+        return self._normalize(self.collection(self.item_inputs(numbers), training=False)[self.item])
 
     @property
     def repeat_bias(self) -> tf.Tensor:

@@ -111,6 +111,7 @@ class TwoTower(HistoryModel):
         "metrics": "HR, recall and NDCG are measured in evaluate, at the ks= that the model was made with",
     }
 
+    answers_popular = False
     leave_out_seen = _leaves_out_seen = True
 
     def __init__(
@@ -210,9 +211,17 @@ class TwoTower(HistoryModel):
         inputs = self._of_user(x, kept)
         return self._user_vectors(self._vectors_of(inputs), kept, training=bool(training))
 
-    def item_vectors(self) -> tf.Tensor:
-        """Compute the vectors of the catalogue, (V, d); untrained items have their initial vectors."""
-        numbers = tf.range(self.items, dtype=tf.int64)
+    def item_inputs(self, numbers: tf.Tensor) -> dict[str, Any]:
+        """Return the input of the item tower's lookup, by numbers (n,) of items in the catalogue."""
+        return self._of_one_tower(self._of_items(numbers))
+
+    def item_vectors(self, numbers: Any = None) -> tf.Tensor:
+        """Compute vectors of items, (n, d); untrained items have their initial vectors.
+
+        Args:
+          numbers: (n,) int64, numbers of items in the catalogue. None: all items, (V, d).
+        """
+        numbers = tf.range(self.items, dtype=tf.int64) if numbers is None else numbers
         return self._item_vectors(self._vectors_of(self._of_items(numbers)), training=False)
 
     def new_item_vectors(self, columns: Mapping[str, Any]) -> tf.Tensor:
@@ -364,13 +373,17 @@ class TwoTower(HistoryModel):
         """Return the input of a step's lookup."""
         return {**self._of_user(x, batch.kept), **self._of_items(batch.candidates.numbers)}
 
-    def _vectors_of(self, inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """Look up the features of one tower; those of the other get no ids."""
+    def _of_one_tower(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the input of a lookup for one tower; the features of the other get no ids."""
         nothing = {
             feature.name: tf.zeros([0] if feature.combiner is None else [0, 0], tf.int64)
             for feature in self.collection.features
         }
-        found: dict[str, tf.Tensor] = self.collection({**nothing, **inputs}, training=False)
+        return {**nothing, **inputs}
+
+    def _vectors_of(self, inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+        """Look up the features of one tower."""
+        found: dict[str, tf.Tensor] = self.collection(self._of_one_tower(inputs), training=False)
         return found
 
     def _user_vectors(self, vectors: Mapping[str, tf.Tensor], kept: Jagged, training: bool) -> tf.Tensor:

@@ -250,6 +250,11 @@ class LiveTable(tf.Module):
         """Number of keys."""
         return int(tf.raw_ops.LookupTableSizeV2(table_handle=self._rows.resource_handle))
 
+    @property
+    def handle(self) -> tf.Tensor:
+        """The hash table's resource handle, which graphs that read it capture."""
+        return self._rows.resource_handle
+
     def upsert(self, keys: tf.Tensor, rows: tf.Tensor) -> Any:
         """Set the rows of (n,) int64 keys, (n, width) words in the table's format."""
         return tf.raw_ops.LookupTableInsertV2(table_handle=self._rows.resource_handle, keys=keys, values=rows)
