@@ -1,9 +1,8 @@
 """Endless data: logs that grow, their rows in order of time, late labels, and the position in all of it.
 
-`event_stream` describes what is read, from the `sources` in `folder_log` and `message_logs`, whose rows
-`records` parses. `merge` puts the rows of partitions in order of time, `late_labels` joins exposures with
-their outcomes (the index is in `open_exposures`, the rows in `exposure_rows`), and `position` reads, and
-holds where.
+`event_stream` describes what is read, from logs in `folder_log` and `message_logs`, whose rows `records`
+parses. `merge` puts the rows of partitions in order of time, `late_labels` joins exposures with their
+outcomes (those that wait are in `open_exposures`), and `position` reads, and holds where.
 """
 
 __all__: list[str] = []

@@ -14,10 +14,18 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.settings import parse_duration, parse_size
 from gmeta.io.streams.folder_log import FolderLog
 from gmeta.io.streams.late_labels import WEIGHT
+from gmeta.io.streams.merge import Described, Joining, Log, Source
 from gmeta.io.streams.message_logs import parse_url
 from gmeta.io.streams.position import StreamPosition, StreamReader
-from gmeta.io.streams.records import SECOND, UNITS, Columns, Format, StreamCounts, check_columns, tensor_specs
-from gmeta.io.streams.sources import Described, Joining, Log, Source
+from gmeta.io.streams.records import (
+    SECOND,
+    UNITS,
+    Columns,
+    Format,
+    StreamCounts,
+    check_columns,
+    tensor_specs,
+)
 
 NEVER = "never"
 

@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 
 from gmeta.core.errors import ConfigError, DataError, finite_number, whole_number
 from gmeta.core.schema import OnBad, check_on_bad
-from gmeta.io.streams.exposure_rows import ExposureRows, Ints
 from gmeta.io.streams.open_exposures import (
     POSITIVE,
     Decided,
+    ExposureRows,
     Floats,
+    Ints,
     JoinCounts,
     OpenExposures,
     fingerprints_of,

@@ -17,9 +17,8 @@ from gmeta.core import collectives
 from gmeta.core.collectives.wire import pack, unpack
 from gmeta.core.errors import ConfigError, GmetaError, StoreUnavailableError
 from gmeta.core.position import Position, int64_variable
-from gmeta.io.streams.merge import Lane, Merge, Merged, place_of
+from gmeta.io.streams.merge import Described, Lane, Merge, Merged, place_of
 from gmeta.io.streams.records import arrow_schema, concat, tensors
-from gmeta.io.streams.sources import Described
 
 _VERSION = 1
 _LOOK_EVERY = 10.0  # seconds between two looks for new partitions
