@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from gmeta.core.native import LIBRARIES
 
 _LIBRARY = LIBRARIES["ops"].with_name("_gmeta_cuda.so")
+_SOURCES = Path(__file__).resolve().parents[3] / "ops"
 
 
 class CudaError(RuntimeError):
@@ -70,12 +72,26 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+@cache
+def parameter_counts() -> dict[str, int]:
+    """The number of parameters of each function, as the headers ``*_abi.h`` declare it."""
+    found = {}
+    for header in sorted(_SOURCES.rglob("*_abi.h")):
+        code = re.sub(r"//.*", "", header.read_text())
+        for name, parameters in re.findall(r"GMETA_CUDA_API[^;(]*?\b(gmeta_\w+)\(([^)]*)\)", code):
+            found[name] = 0 if parameters.strip() in ("", "void") else parameters.count(",") + 1
+    return found
+
+
 def call_library(name: str, *arguments: Any) -> None:
     """Call ``gmeta_<name>``, with arguments of ctypes' types.
 
     Raises:
+      TypeError: The header declares another number of parameters.
       CudaError: It failed.
     """
+    if len(arguments) != (count := parameter_counts()[f"gmeta_{name}"]):
+        raise TypeError(f"gmeta_{name} has {count} parameters, and is called with {len(arguments)}")
     status = getattr(library(), f"gmeta_{name}")(*arguments)
     if status != 0:
         raise CudaError(status, library().gmeta_cuda_error().decode())

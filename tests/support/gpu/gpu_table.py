@@ -220,9 +220,9 @@ class GpuTable:
         return removed.value
 
     def evict(self) -> int:
-        """Evict rows, and return their number."""
+        """Evict rows in all shards, as of the table's own step, and return their number."""
         evicted = ctypes.c_int64(-1)
-        self.call("evict", ctypes.byref(evicted), None)
+        self.call("evict", -1, -1, ctypes.byref(evicted), None)
         return evicted.value
 
     def reserve(self, rows: int) -> None:
