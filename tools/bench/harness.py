@@ -101,7 +101,7 @@ def machine() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join([Path(sys.argv[0]).name, *(_bare(word) for word in sys.argv[1:])]),
         "cpu": model,
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
