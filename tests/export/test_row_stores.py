@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError, StoreError, StoreUnavailableError
-from gmeta.export import Publisher
-from gmeta.export import publisher as publisher_module
+from gmeta.export import Publisher, table_changes
 from gmeta.export.delivery import catch_up_rows, deliver
 from gmeta.export.model_deltas import Delta, Layout, TableChange, combine
 from gmeta.export.published_folder import STREAM, PublishedFolder
@@ -36,7 +35,7 @@ def published(tmp_path_factory):
     model, found = make(), []
     options = {"external": EXTERNAL}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publisher_module, "_BYTES_OF_ROWS", 400)
+        patch.setattr(table_changes, "PIECE", 400)
         publisher = Publisher(model, folder / "online", export=options)
         for seed in range(6):
             train(model, seed)

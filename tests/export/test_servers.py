@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.export.delivery import deliver
-from gmeta.export.model_deltas import DELTAS, STREAM, Delta, Layout, TableChange
+from gmeta.export.model_deltas import Delta, Layout, TableChange
+from gmeta.export.published_folder import DELTAS, STREAM
 from gmeta.export.servers import server_at
 from support.serving import grpc_service, predict_messages
 
@@ -43,7 +44,7 @@ def publish(folder, version):
 @pytest.fixture
 def folder(tmp_path):
     """The deltas to versions 2 and 3."""
-    LAYOUT.save(tmp_path / STREAM)
+    (tmp_path / STREAM).write_text(LAYOUT.to_json())
     (tmp_path / DELTAS).mkdir()
     for version in (2, 3):
         publish(tmp_path, version)

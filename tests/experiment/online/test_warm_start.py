@@ -168,7 +168,7 @@ def test_a_warm_start_is_better_than_a_cold_one_from_the_first_window_on(runs: P
         if start is not None:
             tables = {table.name: table.size() for table in trained.model.new.tables}
     assert aucs["warm"][0] > aucs["cold"][0] + 0.1
-    assert aucs["warm"][0] > 0.7
+    assert aucs["warm"][0] > 0.65
     assert sum(tables.values()) >= USERS - 2  # rows of new users
 
 
