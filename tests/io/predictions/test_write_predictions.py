@@ -208,7 +208,7 @@ def test_a_full_disk_leaves_no_half_of_a_part(prepared, tmp_path, monkeypatch):
     real = os.fsync
 
     def full(descriptor):
-        if "part-00001" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if "part-00001" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
             raise OSError(28, "No space left on device")
         real(descriptor)
 

@@ -2,8 +2,8 @@
 
 import fcntl
 import os
-import stat
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
