@@ -110,13 +110,16 @@ def file_system(scheme: str, authority: str) -> tuple[Any, str]:
     """Return the pyarrow file system of paths ``scheme://authority/...``, and their root in it."""
     from pyarrow import ArrowInvalid, fs
 
-    one_request = {"allow_delayed_open": "true"}  # for a small file in place of three; pyarrow 17 lacks it
     root = f"{scheme}://{authority}/"
-    if scheme in PYARROW:
+    if scheme == "s3":
+        one_request = {"allow_delayed_open": "true"}  # for a small file in place of three
         try:
-            found, base = fs.FileSystem.from_uri(root + (_s3_options(one_request) if scheme == "s3" else ""))
-        except ArrowInvalid:
-            found, base = fs.FileSystem.from_uri(root + (_s3_options({}) if scheme == "s3" else ""))
+            found, base = fs.FileSystem.from_uri(root + _s3_options(one_request))
+        except ArrowInvalid:  # pyarrow 17 doesn't know the option
+            found, base = fs.FileSystem.from_uri(root + _s3_options({}))
+        return found, base.rstrip("/")
+    if scheme in PYARROW:
+        found, base = fs.FileSystem.from_uri(root)
         return found, base.rstrip("/")
     import fsspec
 

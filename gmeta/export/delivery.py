@@ -246,6 +246,7 @@ def deliver(
       GmetaError: As for `catch_up` and `catch_up_rows`, after all were tried, the error of the first that
         failed; with ``follow``, never.
     """
+    published = _open(folder)
     with ExitStack() as stack:
         targets: dict[str, Server | RowStore] = {}
         for url in urls:
@@ -260,7 +261,7 @@ def deliver(
                     "of rows)"
                 )
         stack.pop_all()  # from here on, each thread closes its store
-    return _Delivery(_open(folder), follow, every, say).run(targets)
+    return _Delivery(published, follow, every, say).run(targets)
 
 
 class _Delivery:

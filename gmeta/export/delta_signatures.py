@@ -308,7 +308,7 @@ class Apply:
             computed = [each.update(changed, given) for each in self._derived]
         with tf.control_dependencies([*done, *computed]):
             assigned = self.version.assign(version, read_value=False)
-        with tf.control_dependencies([assigned] if assigned is not None else []):
+        with tf.control_dependencies([assigned]):
             return tf.identity(version)
 
     def _assign(

@@ -123,9 +123,9 @@ class Publisher(StepCallback):
         are published. 0 before the first one.
 
     Raises:
-      ConfigError: A time or ``dtype`` is invalid; the folder belongs to another
-        model, or has rows of another dtype; no installed package knows the address; another publisher has
-        taken over; or as for `export_model`.
+      ConfigError: A time or ``dtype`` is invalid; the folder belongs to another model, or has rows of another
+        dtype; no installed package knows the address; another publisher has taken over; or as for
+        `export_model`.
       GmetaError: Another publisher uses the folder, or it can't be written.
 
     Example:

@@ -181,7 +181,7 @@ def export_model(
         with a float32 scale a row, ``max(|row|) / 127``, in about a quarter (68 instead of 256 bytes for a
         row of 64). Lookups return float32: for ``"int8"`` within ``max(|row|) / 254`` of the trained number,
         for ``"bfloat16"`` within a relative 2^-8. Weights, rows of ids that the tables don't hold, and
-        vectors that are computed of rows at export, as those of a catalogue, stay float32.
+        vectors that are computed from rows at export, as those of a catalogue, stay float32.
       external: Names of tables whose rows aren't in the SavedModel, because they are larger than a server;
         ``"all"``: of every table. A signature ``name`` that reads them takes their rows as inputs, and
         ``name_ids`` returns the ids whose rows it needs (`gmeta.export.external_rows`). A `Publisher` with

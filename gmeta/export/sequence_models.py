@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -173,14 +173,8 @@ def next_item_signatures(
     if k > model.items:
         raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
     inputs = history_inputs(model, text_ids)
-    vectors = Derived(
-        "item_vectors",
-        model.item_vectors,
-        items=model.items,
-        collection=model.collection,
-        inputs=model.item_inputs,
-        alone=type(model) is NextItemModel,  # the vectors of a subclass may have matrix products
-    )
+    alone = type(model) is NextItemModel  # the vectors of a subclass may have matrix products
+    vectors = of_items("item_vectors", model, model.item_vectors, alone=alone)
     popular = most_popular(model, k)
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
@@ -216,14 +210,7 @@ def two_tower_signatures(
     columns = [each for each in model.collection.features if each.name in model.user_columns]
     item = {model.item: id_spec(model.feature, text_ids, matrix=True)}
     inputs: dict[str, tf.TypeSpec] = {**item, **feature_inputs(columns)}
-    vectors = Derived(
-        "item_vectors",
-        model.item_vectors,
-        items=model.items,
-        collection=model.collection,
-        inputs=model.item_inputs,
-        alone=not model.hidden,
-    )
+    vectors = of_items("item_vectors", model, model.item_vectors, alone=not model.hidden)
 
     def batch(given: dict[str, Any]) -> dict[str, Any]:
         return {**given, **histories(item, model.item, given)}
@@ -244,6 +231,14 @@ def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSp
     if model.time is not None:
         inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
     return inputs
+
+
+def of_items(
+    name: str, model: NextItemModel | TwoTower, compute: Callable[..., tf.Tensor], *, alone: bool
+) -> Derived:
+    """Return a value of all items of a model's catalogue; see `Derived`."""
+    inputs, collection = model.item_inputs, model.collection
+    return Derived(name, compute, items=model.items, collection=collection, inputs=inputs, alone=alone)
 
 
 def most_popular(model: HistoryModel, k: int, allow: Any = None) -> Derived:
@@ -349,14 +344,7 @@ def retrieval_signatures(
     popular = most_popular(model, k, allow)
     rows = None
     if isinstance(model, GenerativeRetriever):
-        rows = Derived(
-            "item_rows",
-            model.item_rows,
-            items=model.items,
-            collection=model.collection,
-            inputs=model.item_inputs,
-            alone=True,
-        )
+        rows = of_items("item_rows", model, model.item_rows, alone=True)
 
     def retrieve(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         search = model.retrieve

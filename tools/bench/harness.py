@@ -64,7 +64,11 @@ class Result:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[int], object]], *, rounds: int = ROUNDS, warm_up: int = WARM_UP
+    contenders: Mapping[str, Callable[[int], object]],
+    *,
+    rounds: int = ROUNDS,
+    warm_up: int = WARM_UP,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Time contenders in turn.
 
@@ -73,6 +77,7 @@ def interleave(
         input.
       rounds: Timed rounds.
       warm_up: Untimed rounds first.
+      clock: Returns the time in seconds, or with `time.process_time` that of all threads on processors.
 
     Returns:
       Name -> median seconds of a call.
@@ -80,10 +85,10 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(warm_up + rounds):
         for name, run in contenders.items():
-            start = time.perf_counter()
+            start = clock()
             run(number)
             if number >= warm_up:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 

@@ -25,7 +25,7 @@ from gmeta.models import Model
 
 import numpy as np
 import tensorflow as tf
-from harness import Result, parser, report
+from harness import Result, interleave, parser, report
 
 USERS, ITEMS, STEPS = 100_000, 10_000, 100
 
@@ -65,27 +65,16 @@ def trainer(batch: int, dropout: float, watched: bool) -> Callable[[int], object
     return steps
 
 
-def processor_time(contenders: dict[str, Callable[[int], object]], rounds: int) -> dict[str, float]:
-    """Return the median seconds of a round by contender, of processor time; rounds are interleaved."""
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name, steps in contenders.items():
-            start = time.process_time()
-            steps(number)
-            if number:  # the first traces
-                taken[name].append(time.process_time() - start)
-    return {name: float(np.median(each)) for name, each in taken.items()}
-
-
 def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__).parse_args()
     results = []
     for batch in (64,) if options.smoke else (256, 1024, 4096):
         for dropout in (0.0, 0.2):
-            found = processor_time(
+            found = interleave(
                 {name: trainer(batch, dropout, name == "watched") for name in ("watched", "plain")},
-                options.rounds,
+                rounds=options.rounds,
+                clock=time.process_time,
             )
             watched, plain = (1e3 * found[name] / STEPS for name in ("watched", "plain"))
             path = f"progressive/step/batch{batch}/dropout{dropout}"

@@ -309,17 +309,7 @@ class Joining:
 
     def start(self) -> LabelJoin:
         """Return a join without exposures."""
-        return LabelJoin(
-            key=self.key,
-            within=self.within,
-            lateness=self.lateness,
-            corrections=self.corrections,
-            label=self.label,
-            outcome=self.outcome,
-            negatives=self.negatives,
-            memory=self.memory,
-            spill=self.spill,
-        )
+        return LabelJoin(**vars(self))
 
 
 @dataclass(frozen=True)
