@@ -1,6 +1,6 @@
 """gmeta's additions to imports: names loaded on first use, missing extras, moved modules.
 
-* `load_lazily` loads the names that a package exports, and moved names, on first use (PEP 562).
+* `load_lazily` loads a package's exported names, moved names and submodules on first use (PEP 562).
 * `name_missing_extras` names the extra that installs a missing package. Training needs TensorFlow and a few
   small packages. Packages for preparation, reports and workers come with extras of ``pyproject.toml``: ``pip
   install 'gmeta[prepare]'``. If gmeta's own code imports a missing one, the error is one line that names the
@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import sys
 import warnings
@@ -32,7 +33,8 @@ def load_lazily(
     """Return a package's ``__getattr__`` and ``__dir__``.
 
     A moved name stays available under its old name for one release, with a `DeprecationWarning` that names
-    the new place and points at the line that uses the old name. ``__dir__`` doesn't list it.
+    the new place and points at the line that uses the old name. ``__dir__`` doesn't list it. A submodule is
+    imported on first use, so ``gmeta.io.features.FetchPolicy`` works after ``import gmeta``.
 
     Args:
       package: The package's ``__name__``.
@@ -53,6 +55,8 @@ def load_lazily(
         if name in where:
             return getattr(importlib.import_module(where[name]), name)
         if name not in moved:
+            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+                return importlib.import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, _, new = moved[name].partition(":")
         # `from package import name` looks twice: the import system checks for a submodule, then the line

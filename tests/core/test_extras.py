@@ -1,7 +1,8 @@
-"""What isn't installed is named with its extra; training needs none of the extras."""
+"""Missing packages are named with their extra, training needs no extra, and submodules load on first use."""
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,19 @@ def test_the_extras_are_those_of_the_project() -> None:
         name = names.get(package, package.replace("_", "-"))
         assert any(line.startswith(name) for line in extras[extra]), package
     assert extras["all"] == [f"gmeta[{','.join(dict.fromkeys(EXTRAS.values()))}]"]
+
+
+def test_a_submodule_loads_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "lazy"
+    package.mkdir()
+    (package / "features.py").write_text("POLICY = 3")
+    (package / "__init__.py").write_text(
+        "from gmeta.core.imports import load_lazily\n__getattr__, __dir__ = load_lazily(__name__, {})"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lazy = importlib.import_module("lazy")
+    assert "lazy.features" not in sys.modules
+    assert lazy.features.POLICY == 3
+    for name in ("feature", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"module 'lazy' has no attribute '{name}'"):
+            getattr(lazy, name)

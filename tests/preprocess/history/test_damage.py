@@ -437,13 +437,19 @@ def test_a_process_that_is_killed_while_it_registers_leaves_the_old_registration
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.shown_by(case="3")
 def test_an_export_that_is_killed_leaves_no_file_that_looks_whole(tmp_path, store, every):
+    def files(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    export_history(store, tmp_path / "whole")
+    whole = files(tmp_path / "whole")
+    assert set(whole) == {"_spec.toml", "shard-00000.parquet", "shard-00001.parquet"}
     out, point = tmp_path / "out", 1
     while killed_at(point, lambda: export_history(store, out)):
         point += every
-        assert not out.exists()
+        assert not out.exists() or files(out) == whole  # whole before its name is flushed to the disk
+        shutil.rmtree(out, ignore_errors=True)
     assert point > 6
-    names = ["_spec.toml", "shard-00000.parquet", "shard-00001.parquet"]
-    assert sorted(path.name for path in out.iterdir()) == names
+    assert files(out) == whole
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
