@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -266,24 +267,35 @@ def portable_initial_rows(initializer: Initializer, seed: int, keys: tf.Tensor, 
       array([[0.79673123, 0.6647489 ],
              [0.8379536 , 0.50708705]], dtype=float32)
     """
-    a, *rest = (np.float32(value) for value in initializer.parameters)
+    parameters = np.array(initializer.parameters, np.float32)
     if initializer.kind == "constant":
-        return tf.fill([tf.shape(keys)[0], dim], a)
-    (b,) = rest
-    bits = tf.bitcast(keys, tf.uint64)[:, tf.newaxis]
-    blocks = tf.constant(np.arange(-(-dim // 4), dtype=np.uint64))
-    zero = tf.zeros_like(bits + blocks)
-    counter = (zero + blocks, zero, zero + (bits & _word(LOW)), zero + _high(bits))
-    words = tf.stack(philox4x32(seed, counter, _word, _high), axis=-1)
-    words = tf.reshape(words, [tf.shape(keys)[0], 4 * blocks.shape[0]])[:, :dim]
-    integers = tf.cast(tf.bitwise.right_shift(words, _word(8)), tf.int32)
-    unit = np.float32(2.0**-24)
-    if initializer.kind == "uniform":
-        return a + (b - a) * (tf.cast(integers, tf.float32) * unit)
-    x = tf.cast(2 * integers + (1 - (1 << 24)), tf.float32) * unit
-    if initializer.kind == "truncated_normal":
-        x = TRUNCATION * x
-    return a + b * np.float32(np.sqrt(2.0)) * _erfinv(x)
+        return tf.fill([tf.shape(keys)[0], dim], parameters[0])
+    return _drawn_rows(initializer.kind, parameters.tobytes(), seed, dim)(keys)
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn_rows(kind: str, parameters: bytes, seed: int, dim: int) -> Any:
+    """Return the function from keys to drawn rows: graphs share it, so its 200 ops are traced once."""
+    a, b = np.frombuffer(parameters, np.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+    def rows(keys: tf.Tensor) -> tf.Tensor:
+        bits = tf.bitcast(keys, tf.uint64)[:, tf.newaxis]
+        blocks = tf.constant(np.arange(-(-dim // 4), dtype=np.uint64))
+        zero = tf.zeros_like(bits + blocks)
+        counter = (zero + blocks, zero, zero + (bits & _word(LOW)), zero + _high(bits))
+        words = tf.stack(philox4x32(seed, counter, _word, _high), axis=-1)
+        words = tf.reshape(words, [tf.shape(keys)[0], 4 * blocks.shape[0]])[:, :dim]
+        integers = tf.cast(tf.bitwise.right_shift(words, _word(8)), tf.int32)
+        unit = np.float32(2.0**-24)
+        if kind == "uniform":
+            return a + (b - a) * (tf.cast(integers, tf.float32) * unit)
+        x = tf.cast(2 * integers + (1 - (1 << 24)), tf.float32) * unit
+        if kind == "truncated_normal":
+            x = TRUNCATION * x
+        return a + b * np.float32(np.sqrt(2.0)) * _erfinv(x)
+
+    return rows
 
 
 def portable_round_to_float16(rows: tf.Tensor) -> tf.Tensor:

@@ -55,7 +55,8 @@ def load_lazily(
         if name in where:
             return getattr(importlib.import_module(where[name]), name)
         if name not in moved:
-            if not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+            inside = "__path__" in vars(sys.modules[package])  # as in every package, and in no module
+            if inside and name[0] != "_" and importlib.util.find_spec(f"{package}.{name}"):
                 return importlib.import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, _, new = moved[name].partition(":")

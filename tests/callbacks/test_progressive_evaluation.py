@@ -92,6 +92,7 @@ def test_windows_are_of_predictions_before_the_step(options, compiled):
         assert vars(found) == pytest.approx(vars(expected), rel=1e-5)
 
 
+@pytest.mark.shown_by(case="pipeline2")
 @pytest.mark.parametrize(
     "pipeline", [None, gmeta.Pipeline(depth=1), gmeta.Pipeline(depth=2, micro_batches=2)]
 )

@@ -254,7 +254,9 @@ def failing(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("ranks_by")
-@pytest.mark.shown_by(case="gmeta")
+@pytest.mark.shown_by(
+    "distributed/test_checkpoints_on_ranks.py::test_what_fails_on_one_rank_is_raised_by_all_with_its_number"
+)
 def test_an_error_on_one_rank_is_raised_by_all(tmp_path: Path) -> None:
     first, second = run_ranks(failing, 2, tmp_path / "online")
     for found in (first, second):
@@ -288,7 +290,9 @@ def killed(folder: Path, when: int) -> None:
 
 
 @pytest.mark.usefixtures("ranks_by")
-@pytest.mark.shown_by(case="gmeta")
+@pytest.mark.shown_by(
+    "distributed/test_checkpoints_on_ranks.py::test_what_fails_on_one_rank_is_raised_by_all_with_its_number"
+)
 def test_a_killed_rank_ends_the_job_and_the_folder_goes_on(tmp_path: Path) -> None:
     with pytest.raises(RanksError, match="rank 1 of 2 was killed by SIGKILL"):
         run_ranks(killed, 2, tmp_path / "online", 1, grace=5.0)
@@ -323,6 +327,7 @@ def with_other_clocks(folder: Path) -> list[int]:
     return seen
 
 
+@pytest.mark.shown_by("test_servers_answer_as_one_process_with_the_same_rows")
 def test_the_clock_of_rank_0_decides(tmp_path: Path) -> None:
     first, second = run_ranks(with_other_clocks, 2, tmp_path / "online")
     assert first == second

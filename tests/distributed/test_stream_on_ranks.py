@@ -104,7 +104,7 @@ def train(
     }
 
 
-@pytest.mark.shown_by(case="2-True")
+@pytest.mark.shown_by("io/streams/test_stream.py::test_ranks_share_a_stream_and_any_number_resumes")
 @pytest.mark.parametrize(("depth", "apart"), [(0, True), (0, False), (2, True), (2, False)])
 def test_two_killed_ranks_resume_with_the_bits_of_two_that_were_not(
     depth: int, apart: bool, tmp_path: Path
@@ -193,6 +193,9 @@ def quiet(folder: Path) -> tuple[list[int], list[tuple[bool, bool, bool]], int]:
     return published, seen, int(following.model.reading.step)
 
 
+@pytest.mark.shown_by(
+    "experiment/online/test_follow.py::test_what_is_due_is_published_and_saved_though_no_row_comes"
+)
 def test_ranks_publish_and_save_what_is_due_though_no_row_comes(tmp_path: Path) -> None:
     put(tmp_path / "log", 0)
     first, second = run_ranks(quiet, 2, tmp_path)
@@ -201,7 +204,7 @@ def test_ranks_publish_and_save_what_is_due_though_no_row_comes(tmp_path: Path) 
     assert first[0] == second[0]
 
 
-@pytest.mark.shown_by("test_ranks_publish_and_save_what_is_due_though_no_row_comes")
+@pytest.mark.shown_by("experiment/online/test_follow.py::test_days_in_parts_equal_days_at_once")
 def test_the_command_follows_and_publishes_on_two_ranks(tmp_path: Path) -> None:
     run, online = tmp_path / "run", tmp_path / "online"
     settings = [f"{name}={json.dumps(value)}" for name, value in SETTINGS.items()]

@@ -130,7 +130,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.shown_by(case=["next item-int8", "towers-float32"])
+@pytest.mark.shown_by(case="next item-int8")
 @pytest.mark.parametrize(("kind", "dtype"), KINDS)
 def test_each_delta_makes_the_answers_of_an_export(kind, dtype, tmp_path):
     """With dense weights, of an export at its version; without, of one with the weights of the last ones."""
@@ -211,6 +211,7 @@ def test_what_a_change_of_rows_reaches_is_computed_again(kind, monkeypatch):
         assert (derived()[0].numpy() != before).mean() > 0.1
 
 
+@pytest.mark.shown_by("test_each_delta_makes_the_answers_of_an_export")
 def test_fit_publishes_a_model_whose_catalogue_is_exported(tmp_path):
     model, _ = make("next item")
     model.compile("adam")

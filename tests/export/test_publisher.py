@@ -140,7 +140,7 @@ def test_each_delta_makes_the_answers_of_an_export_to_the_last_bit(model, tmp_pa
             np.testing.assert_array_equal(value, expected(model)[name], name)
 
 
-@pytest.mark.shown_by(case="int8")
+@pytest.mark.shown_by("export/test_derived.py::test_each_delta_makes_the_answers_of_an_export")
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_a_server_with_rows_of_few_bits_reads_what_an_export_of_them_does(model, tmp_path, dtype):
     train(model, 0)
@@ -227,6 +227,7 @@ def test_a_server_checks_order_repeats_damage_and_origin(model, tmp_path):
     assert [int(each["delta_version"]) for each in versions] == [2, 2, 3, 3]
 
 
+@pytest.mark.shown_by("test_deltas_that_are_combined_do_what_they_do_in_turn")
 def test_servers_catch_up_from_whatever_version_they_have(model, tmp_path):
     train(model, 0)
     folder = tmp_path / "online"

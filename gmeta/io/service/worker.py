@@ -308,9 +308,9 @@ class WorkerServer:
                 raise
             self._callers.admit(link)
             thread = threading.Thread(target=self._answer, args=(link,), daemon=True)
-            with self._lock:
+            with self._lock:  # `close` joins the threads in the set, which must have started
+                thread.start()
                 self._threads.add(thread)
-            thread.start()
 
     def close(self) -> None:
         """Stop listening, and end running transfers; wait at most 5 s for datasets that are slow to end."""

@@ -105,6 +105,7 @@ def test_days_in_parts_equal_days_at_once(tmp_path: Path) -> None:
         follow(tmp_path / "run", tmp_path / "parts", dim=8)
 
 
+@pytest.mark.shown_by("callbacks/test_progressive_evaluation.py::test_a_broken_rule_ends_training")
 def test_rules_stop_training_or_return_to_a_checkpoint(tmp_path: Path) -> None:
     for number in range(10):
         put(tmp_path / "log", number)
@@ -195,6 +196,7 @@ def test_outcomes_label_a_stream(tmp_path: Path) -> None:
     assert trained.model.reading.state()["step"] > 10
 
 
+@pytest.mark.shown_by("test_days_in_parts_equal_days_at_once")
 def test_the_commands_train_publish_and_refuse(tmp_path: Path) -> None:
     def gmeta(*words: str) -> Any:
         return CliRunner().invoke(main, list(words))

@@ -129,6 +129,7 @@ def request() -> dict[str, tf.Tensor]:
     }
 
 
+@pytest.mark.shown_by(case="fm")
 @pytest.mark.parametrize("method", ["dcn", "dlrm", "fm"])
 def test_before_any_event_answers_are_those_of_the_run(runs: Path, tmp_path: Path, method: str) -> None:
     batch = runs / "batch"
@@ -149,13 +150,13 @@ def test_before_any_event_answers_are_those_of_the_run(runs: Path, tmp_path: Pat
     logits = begun.model(given, training=False)[:, 0]
     # What `gmeta export` writes, before TensorFlow's optimizer of graphs changes last bits.
     np.testing.assert_array_equal(in_tensorflow(scorer)(_encoder(trained.parts.encoding)(asked)), logits)
-    if method == "dcn":
-        export_model(begun.model, tmp_path / "served", signatures={"predict": begun.model.signature()})
-        served = tf.saved_model.load(str(tmp_path / "served")).signatures["predict"](**asked)
-        np.testing.assert_allclose(served["click"], tf.sigmoid(logits), rtol=2e-6)
+    export_model(begun.model, tmp_path / "served", signatures={"predict": begun.model.signature()})
+    served = tf.saved_model.load(str(tmp_path / "served")).signatures["predict"](**asked)
+    np.testing.assert_allclose(served["click"], tf.sigmoid(logits), rtol=2e-6)
     end(begun)
 
 
+@pytest.mark.shown_by("test_before_any_event_answers_are_those_of_the_run")
 def test_a_warm_start_is_better_than_a_cold_one_from_the_first_window_on(runs: Path, tmp_path: Path) -> None:
     put(tmp_path / "log", "1", events(1024, 1))
     put(tmp_path / "log", "2", events(1024, 2, first=USERS))  # users that the run didn't see
@@ -224,6 +225,7 @@ def test_what_cannot_go_on_is_refused_with_advice(runs: Path, tmp_path: Path) ->
         _method(config, "grm", batch)
 
 
+@pytest.mark.shown_by("test_it_goes_on_without_the_run_and_to_the_same_bits")
 def test_the_command_begins_with_a_run_and_goes_on(runs: Path, tmp_path: Path) -> None:
     words = ["train", "--follow", runs / "log", "--run", tmp_path / "run", "--until-end"]
     found = gmeta(*words, "--from", runs / "batch", "--set", "dim=8", code=2)
