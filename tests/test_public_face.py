@@ -25,7 +25,7 @@ PUBLIC = {
     "gmeta": "Pipeline init",
     "gmeta.callbacks": "AdaptationCurve ProgressiveEvaluation StepTimes",
     "gmeta.checkpoint": "ShardedCheckpoint export_table import_table",
-    "gmeta.export": "Publisher export_model",
+    "gmeta.export": "Publisher StateCache export_model",
     "gmeta.initializers": "Constant Normal TruncatedNormal Uniform Zeros",
     "gmeta.io": (
         "After AfterSteps ArrowSource Balance Flag HBaseSource HistoryStore ReadOptions ReadingPosition "
@@ -38,7 +38,7 @@ PUBLIC = {
     "gmeta.metrics": "AUC GAUC NDCG NextItem UserGAUC",
     "gmeta.models": (
         "CBML DCN FlatRetriever GRM GenerativeRetriever JointOptimizer MetaGRM MetaModel Model NextItemModel "
-        "TaskLearner TwoTower dlrm factor_ridge max_tokens melu"
+        "TaskLearner TwoTower UserStates dlrm factor_ridge max_tokens melu"
     ),
     "gmeta.ops": "AttentionMask HashTable Jagged RelativeBias hash_ids hash_text hstu_attention jagged",
     "gmeta.optimizers": "Adagrad Adam AdamW Ftrl Momentum OneCycle RowPrior RowWiseAdagrad SGD Warmup",

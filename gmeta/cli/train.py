@@ -226,8 +226,7 @@ def _train_catalogue(
 
     from gmeta.core.collectives import check_agreement, world
     from gmeta.core.settings import to_mapping
-    from gmeta.experiment.next_item.plan import plan_catalogue
-    from gmeta.experiment.next_item.runs import train_catalogue
+    from gmeta.experiment.next_item.runs import plan_catalogue, train_catalogue
     from gmeta.experiment.runs.all_runs import TrainingProgress
     from gmeta.experiment.runs.run_folder import FAMILIES
 

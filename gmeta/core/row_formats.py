@@ -28,10 +28,10 @@ Words = npt.NDArray[Any]
 ABSENT = 0x7FC07FC0
 """A word that no finite row begins with: as a scale it is NaN, and as two bfloat16 numbers both are."""
 
-_MOST = 127
-_TINY = np.finfo(np.float32).tiny
-_LARGEST_SCALE = np.nextafter(
-    np.finfo(np.float32).max / np.float32(_MOST), np.float32(0)
+MOST = 127
+TINY = np.finfo(np.float32).tiny
+LARGEST_SCALE = np.nextafter(
+    np.finfo(np.float32).max / np.float32(MOST), np.float32(0)
 )  # times 127 is finite
 _LARGEST_BFLOAT16 = np.uint32(0x7F7F0000)
 _ROWS_AT_A_TIME = 65536
@@ -88,12 +88,12 @@ class RowFormat:
 
 
 def _pack_int8(rows: Floats, words: Words) -> None:
-    scales = np.abs(rows).max(axis=1, initial=0, keepdims=True) / np.float32(_MOST)
-    scales = np.minimum(scales, _LARGEST_SCALE)
-    scales[scales < _TINY] = 0  # a server may flush subnormal numbers to zero
+    scales = np.abs(rows).max(axis=1, initial=0, keepdims=True) / np.float32(MOST)
+    scales = np.minimum(scales, LARGEST_SCALE)
+    scales[scales < TINY] = 0  # a server may flush subnormal numbers to zero
     numbers = np.rint(rows / np.where(scales > 0, scales, np.float32(np.inf)))
     words[:, :1] = scales.view(np.int32)
-    words[:, 1:].view(np.int8)[:, : rows.shape[1]] = np.clip(numbers, -_MOST, _MOST)
+    words[:, 1:].view(np.int8)[:, : rows.shape[1]] = np.clip(numbers, -MOST, MOST)
 
 
 def _pack_bfloat16(rows: Floats, words: Words) -> None:

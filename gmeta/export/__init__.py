@@ -2,7 +2,8 @@
 
 - `saved_model` writes the export, with default signatures, or those that `signature` describes.
 - `meta_models` has the signatures of a `MetaModel`, and `delta_strings` encodes a task's deltas for them.
-- `sequence_models` has the signatures of models over histories; `derived` computes the vectors of a catalogue
+- `sequence_models` has the signatures of models over histories, and of states that keep what was read of
+  these, for which `servers` has `StateCache`; `derived` computes the vectors of a catalogue
   that these hold, at export and for each delta.
 - `publisher` publishes a model while it trains: `model_deltas` encodes what has changed, `published_folder`
   names, lists and compacts the files, `delta_signatures` applies them in a server, and `delivery` sends them.
@@ -21,9 +22,11 @@ from gmeta.core.imports import load_lazily
 if TYPE_CHECKING:
     from gmeta.export.publisher import Publisher
     from gmeta.export.saved_model import export_model
+    from gmeta.export.servers import StateCache
 
 _WHERE = {
     "Publisher": "gmeta.export.publisher",
+    "StateCache": "gmeta.export.servers",
     "export_model": "gmeta.export.saved_model",
 }
 """Name -> the module that defines it."""
@@ -44,6 +47,6 @@ _MOVED = {
 }
 """Old name -> the module that has it now, for one release."""
 
-__all__ = ["Publisher", "export_model"]
+__all__ = ["Publisher", "StateCache", "export_model"]
 
 __getattr__, __dir__ = load_lazily(__name__, _WHERE, _MOVED)

@@ -1,15 +1,16 @@
-"""Signatures of exported models over sequences: they recommend next items, or rank exposures."""
+"""Signatures of exported models over sequences: they recommend next items, rank exposures, or keep states."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
+from gmeta.core.row_formats import RowDtype
 from gmeta.export.derived import Derived
 from gmeta.export.signature import Signature, feature_inputs
 from gmeta.layers import EmbeddingCollection, FeatureConfig
@@ -17,10 +18,12 @@ from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
 from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, NextItemModel, TwoTower
 from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.models.sequence.sequence_columns import SequenceColumns
+from gmeta.models.sequence.user_states import Stale, UserStates
 
 # Converts sequences from the padded matrices that clients send to the batches that models take.
 
 LABELS = "labels"
+PARTS = ("contexts", "history", "targets")
 
 
 def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
@@ -87,9 +90,7 @@ class PaddedSequences:
 
     def __init__(self, columns: SequenceColumns, collection: EmbeddingCollection, text_ids: bool) -> None:
         features = {feature.name: feature for feature in collection.features}
-        self._parts: dict[str, list[str]] = {
-            part: list(getattr(columns, part)) for part in ("contexts", "history", "targets")
-        }
+        self._parts: dict[str, list[str]] = {part: list(getattr(columns, part)) for part in PARTS}
         self.inputs: dict[str, tf.TypeSpec] = {}
         for part, names in self._parts.items():
             for name in names:
@@ -109,30 +110,41 @@ class PaddedSequences:
             shape = [None] if part == "contexts" else [None, None]
             self.inputs[f"{part}_{name}"] = tf.TensorSpec(shape, tf.int64)
 
-    def batch(self, given: Mapping[str, tf.Tensor]) -> tuple[dict[str, Any], tf.Tensor]:
-        """Make the batch that the model takes, and the mask of its exposures in the matrices of targets.
+    def inputs_of(self, *parts: str) -> dict[str, tf.TypeSpec]:
+        """Return the inputs of some parts."""
+        names = [f"{part}_{name}" for part in parts for name in self._parts[part]]
+        return {name: self.inputs[name] for name in names}
+
+    def batch(
+        self, given: Mapping[str, tf.Tensor], parts: Sequence[str] = PARTS
+    ) -> tuple[dict[str, Any], tf.Tensor]:
+        """Make the batch that the model takes, and the mask of the last part's tokens in its matrices.
 
         Args:
           given: The inputs by name; further entries are ignored.
+          parts: The parts to make.
 
         Raises:
           InvalidArgumentError: The columns don't match.
         """
         found: dict[str, Any] = {"contexts": {}}
         here: dict[str, tf.Tensor] = {}
-        for part in ("history", "targets"):
+        for part in parts:
+            if part == "contexts":
+                continue
             matrices = {f"{part}_{name}": given[f"{part}_{name}"] for name in self._parts[part]}
             of_ids = {name: matrix for name, matrix in matrices.items() if name in self._ids}
             ragged, here[part] = ragged_columns(matrices, of_ids)
             found[part] = {name: ragged[f"{part}_{name}"] for name in self._parts[part]}
-        users = tf.shape(here["targets"])[0]
-        first = f"targets_{self._parts['targets'][0]}"
-        for name in self._parts["contexts"]:
+        last = parts[-1]
+        users = tf.shape(here[last])[0]
+        first = f"{last}_{self._parts[last][0]}"
+        for name in self._parts["contexts"] if "contexts" in parts else []:
             column = given[f"contexts_{name}"]
             told = [f"contexts_{name} and {first} must have equal numbers of samples, but have"]
             own = tf.shape(column)[0]
             found["contexts"][name] = assert_first(column, own == users, [*told, own, "and", users])
-        return found, here["targets"]
+        return found, here[last]
 
 
 UNKNOWN = "unknown_history"
@@ -280,13 +292,13 @@ def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signa
 
 
 def answers(
-    model: GRM, batch: Mapping[str, Any], logits: Mapping[str, tf.Tensor], here: tf.Tensor
+    model: GRM, batch: Mapping[str, Any] | None, logits: Mapping[str, tf.Tensor], here: tf.Tensor
 ) -> dict[str, tf.Tensor]:
     """Arrange the answers for exposures.
 
     Args:
       model: The model that names the answers.
-      batch: The batch.
+      batch: The batch; None: the request has no history, whose unknown ids could be counted.
       logits: Task or product -> (exposures,).
       here: (samples, width), true where the targets hold an exposure.
     """
@@ -295,11 +307,113 @@ def answers(
         names = {task: task for task in logits}
     if UNKNOWN in names.values():
         raise ConfigError(f"{model.name}: a label can't have the name {UNKNOWN!r}, which another answer has")
-    found = {UNKNOWN: model.unknown_history(batch)}
+    found = {} if batch is None else {UNKNOWN: model.unknown_history(batch)}
     for task, logit in logits.items():
         found[names[task]] = as_matrix(tf.sigmoid(logit), here)
         found[f"{names[task]}_logit"] = as_matrix(logit, here)
     return found
+
+
+# Signatures that read a user's history once, and score candidates against what was kept of it.
+
+STATE = "state_bytes"
+"""The name of a user's state on the wire. Over REST, values whose name ends so are base64."""
+CHECKSUM = "checksum"
+
+
+def state_signatures(
+    model: GRM,
+    *,
+    dtype: RowDtype = "bfloat16",
+    stale: Stale = "refuse",
+    checksums: bool = False,
+    at_once: int = 256,
+    text_ids: bool = True,
+) -> dict[str, Signature]:
+    """Make the signatures that read a user's history once, and then score candidates against its state.
+
+    ==============  =========================================  ===============================================
+    signature       inputs                                     answer
+    ==============  =========================================  ===============================================
+    ``read``        contexts and history                       ``state_bytes`` and ``unknown_history``
+    ``read_on``     ``state_bytes``, and as history the new    ``state_bytes``, and ``unknown_history`` of the
+                    events                                     new events
+    ``score``       ``state_bytes`` and targets                as ``predict``, without ``unknown_history``
+    ``state_info``  ``state_bytes``                            ``tokens``, ``time`` of the last event (if the
+                                                               model reads times), ``checksum``
+    ==============  =========================================  ===============================================
+
+    Columns are those of `gmeta.export.sequence_models.PaddedSequences`; a scenario among the contexts is an
+    input of ``score`` too. ``state_bytes`` (samples,) string is a state of `gmeta.models.UserStates`: clients
+    store it and send it unchanged. The answer of ``score`` equals that of ``predict`` up to the rounding of
+    ``dtype``.
+
+    Add them to those of `gmeta.export.exposure_signatures`.
+
+    Args:
+      model: The model.
+      dtype: As for `gmeta.models.UserStates`.
+      stale: What ``score`` and ``read_on`` do with states that other dense weights have read, such as those
+        of the version that was served before: ``"refuse"``, so that clients read the history again, or
+        ``"apply"``.
+      checksums: Whether ``read`` and ``read_on`` take ``checksum``, (samples,) int64, which states hold: that
+        of the history in its store (`gmeta.io.RecentHistories`), by which a client sees that a state is
+        behind.
+      at_once: As for `gmeta.models.UserStates`.
+      text_ids: Whether clients send texts for features that hash.
+
+    Raises:
+      ConfigError: The model can't keep states (`gmeta.models.UserStates`), or a setting is unknown.
+
+    Example:
+      ::
+
+        signatures = {**exposure_signatures(model), **state_signatures(model)}
+        export_model(model, "serving/1", signatures=signatures)
+    """
+    states = UserStates(model, dtype, stale=stale, at_once=at_once)
+    wire = PaddedSequences(model.columns, model.collection, text_ids)
+    digest = Derived("trunk_digest", states.digest)
+    one_each = tf.TensorSpec([None], tf.string)
+    checked: dict[str, tf.TypeSpec] = {CHECKSUM: tf.TensorSpec([None], tf.int64)} if checksums else {}
+
+    def checksum_of(given: dict[str, Any], here: tf.Tensor) -> tf.Tensor | None:
+        return _alike(given[CHECKSUM], CHECKSUM, here) if checksums else None
+
+    def read(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        batch, here = wire.batch(given, ("contexts", "history"))
+        state = states.read(batch, checksum_of(given, here), digest()[0])
+        return {STATE: state, UNKNOWN: model.unknown_history(batch)}
+
+    def read_on(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        batch, here = wire.batch(given, ("history",))
+        former = _alike(given[STATE], STATE, here)
+        state = states.read_on(former, batch, checksum_of(given, here), digest()[0])
+        return {STATE: state, UNKNOWN: model.unknown_history(batch)}
+
+    def score(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        batch, here = wire.batch(given, ("targets",))
+        if scenario:
+            batch["contexts"] = {model.columns.scenario: given[next(iter(scenario))]}
+        logits, _ = states.logits(_alike(given[STATE], STATE, here), batch, digest()[0])
+        return answers(model, None, logits, here)
+
+    def state_info(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return states.about(given[STATE])
+
+    of_contexts = f"contexts_{model.columns.scenario}"
+    scenario = {of_contexts: wire.inputs[of_contexts]} if of_contexts in wire.inputs else {}
+    return {
+        "read": Signature(read, {**wire.inputs_of("contexts", "history"), **checked}),
+        "read_on": Signature(read_on, {STATE: one_each, **wire.inputs_of("history"), **checked}),
+        "score": Signature(score, {STATE: one_each, **wire.inputs_of("targets"), **scenario}),
+        "state_info": Signature(state_info, {STATE: one_each}),
+    }
+
+
+def _alike(given: tf.Tensor, name: str, here: tf.Tensor) -> tf.Tensor:
+    users, own = tf.shape(here)[0], tf.size(given)
+    return assert_first(given, own == users, [f"{name}: one a sample expected; samples", users, "given", own])
 
 
 # The signature of exported generative retrievers.

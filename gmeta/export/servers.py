@@ -6,6 +6,8 @@ third more of them; gRPC sends them as they are.
 
 An answer may come from anything at the address, so it is not trusted: at most 64 KiB of it are read, no
 redirect is followed, and it must be a version.
+
+A client keeps in a `StateCache` what servers have read of users.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ import json
 import re
 import ssl
 import struct
+import threading
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gmeta.core.errors import ConfigError, GmetaError
+from gmeta.core.errors import ConfigError, GmetaError, whole_number
 from gmeta.core.imports import import_for
 from gmeta.core.json_values import mapping, parse_json, whole
 
@@ -285,3 +289,88 @@ message_type { name: "PredictRequest"
 message_type { name: "PredictResponse"
   field { name: "outputs" number: 1 type: TYPE_MESSAGE type_name: ".gmeta.Named" label: LABEL_REPEATED } }
 """
+
+
+# States of users (`gmeta.export.sequence_models.state_signatures`) in the memory of a server's client.
+
+
+class CacheCounts(NamedTuple):
+    """What a `StateCache` has done.
+
+    Attributes:
+      hits: Requests for states that were there.
+      misses: Requests for others.
+      evicted: States that were dropped for room.
+      states: States now.
+      bytes: Their bytes, keys not counted.
+    """
+
+    hits: int
+    misses: int
+    evicted: int
+    states: int
+    bytes: int
+
+
+class StateCache:
+    """States of users in the memory of a process, of which the least recently used are dropped for room.
+
+    Threads may share one.
+
+    Args:
+      max_bytes: The most bytes of states, keys not counted.
+
+    Raises:
+      ConfigError: ``max_bytes`` is below 1.
+
+    Example:
+      >>> cache = StateCache(max_bytes=20)
+      >>> cache.put("ann", b"12345678")
+      >>> cache.put("bob", b"12345678")
+      >>> cache.get("ann")
+      b'12345678'
+      >>> cache.put("eve", b"12345678")
+      >>> cache.get("bob") is None  # the least recently used
+      True
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._most = whole_number("StateCache: max_bytes", max_bytes, least=1)
+        self._states: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._bytes = self._hits = self._misses = self._evicted = 0
+        self._lock = threading.Lock()
+
+    def get(self, user: Hashable) -> bytes | None:
+        """Return a user's state; None: it isn't there."""
+        with self._lock:
+            state = self._states.get(user)
+            if state is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._states.move_to_end(user)
+            return state
+
+    def put(self, user: Hashable, state: bytes) -> None:
+        """Keep a user's state in place of a former one. One larger than ``max_bytes`` isn't kept."""
+        with self._lock:
+            self._bytes -= len(self._states.pop(user, b""))
+            if len(state) > self._most:
+                self._evicted += 1
+                return
+            self._states[user] = state
+            self._bytes += len(state)
+            while self._bytes > self._most:
+                self._bytes -= len(self._states.popitem(last=False)[1])
+                self._evicted += 1
+
+    def drop(self, user: Hashable) -> None:
+        """Drop a user's state, if there is one: after a deletion, or if a server refuses it."""
+        with self._lock:
+            self._bytes -= len(self._states.pop(user, b""))
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What the cache has done until now."""
+        with self._lock:
+            return CacheCounts(self._hits, self._misses, self._evicted, len(self._states), self._bytes)

@@ -1,7 +1,8 @@
 """Keras models over dynamic tables.
 
 - `meta` trains by meta-learning (`MetaModel`), and `zoo` holds published models built on it.
-- `sequence` predicts next items, retrieves items, and ranks exposures from histories.
+- `sequence` predicts next items, retrieves items, and ranks exposures from histories; `UserStates` keeps what
+  was read of these.
 - `generative` predicts the next item's semantic id digit by digit.
 
 `Model`, the base class of all, is in `gmeta.training.model`.
@@ -16,6 +17,7 @@ from gmeta.models.sequence.grm_model import GRM
 from gmeta.models.sequence.meta_grm import MetaGRM
 from gmeta.models.sequence.next_item_model import NextItemModel
 from gmeta.models.sequence.two_tower import TwoTower
+from gmeta.models.sequence.user_states import UserStates
 from gmeta.models.zoo.cbml_model import CBML
 from gmeta.models.zoo.dcn_model import DCN
 from gmeta.models.zoo.dlrm_model import dlrm
@@ -49,6 +51,7 @@ __all__ = [
     "NextItemModel",
     "TaskLearner",
     "TwoTower",
+    "UserStates",
     "dlrm",
     "factor_ridge",
     "max_tokens",

@@ -271,8 +271,8 @@ def appended_attention(
       values: (batch, heads, longest, dv).
       own_keys: (batch, beams, heads, t, d), of appended tokens.
       own_values: (batch, beams, heads, t, dv).
-      added: (batch, longest) float32, added to scores; far below 0 for hidden tokens.
-      own_added: (batch or 1, t) float32.
+      added: (batch, beams or 1, longest) float32, added to scores; far below 0 for hidden tokens.
+      own_added: (batch or 1, beams or 1, t) float32.
       scale: s.
       alpha: α.
 
@@ -280,16 +280,34 @@ def appended_attention(
       (batch, beams, heads, dv) of q's dtype.
     """
     dtype = tf.float64 if q.dtype == tf.float64 else tf.float32
-    wide, keys, values, own_keys, own_values = (
-        tf.cast(x, dtype) for x in (q, keys, values, own_keys, own_values)
-    )
-    added, own_added = (tf.cast(x, dtype) for x in (added, own_added))
-    by_head = tf.transpose(alpha * wide, [0, 2, 1, 3])
-    weights = tf.nn.silu(tf.matmul(by_head, keys, transpose_b=True) + added[:, tf.newaxis, tf.newaxis])
-    found = tf.transpose(tf.matmul(weights, values), [0, 2, 1, 3])
-    own = tf.nn.silu(tf.linalg.matvec(own_keys, alpha * wide) + own_added[:, tf.newaxis, tf.newaxis])
+    wide, own_keys, own_values = (tf.cast(x, dtype) for x in (q, own_keys, own_values))
+    found = kept_attention(wide, keys, values, added, alpha=alpha)
+    own_added = tf.cast(own_added, dtype)[:, :, tf.newaxis]
+    own = tf.nn.silu(tf.linalg.matvec(own_keys, alpha * wide) + own_added)
     found += tf.linalg.matvec(own_values, own, transpose_a=True)
     return tf.cast(scale * found, q.dtype)
+
+
+def kept_attention(
+    q: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, added: tf.Tensor, *, alpha: float = 1.0
+) -> tf.Tensor:
+    r"""Compute :math:`\sum_j \mathrm{SiLU}(\alpha\, q \cdot k_j + a_j)\, v_j` of queries over kept tokens.
+
+    Args:
+      q: (batch, queries, heads, d).
+      keys: (batch, heads, longest, d).
+      values: (batch, heads, longest, dv).
+      added: (batch or 1, queries or 1, longest), added to scores; far below 0 for hidden tokens.
+      alpha: α.
+
+    Returns:
+      (batch, queries, heads, dv), in at least float32.
+    """
+    dtype = tf.float64 if q.dtype == tf.float64 else tf.float32
+    q, keys, values, added = (tf.cast(x, dtype) for x in (q, keys, values, added))
+    scores = tf.matmul(tf.transpose(alpha * q, [0, 2, 1, 3]), keys, transpose_b=True)
+    weights = tf.nn.silu(scores + added[:, tf.newaxis])
+    return tf.transpose(tf.matmul(weights, values), [0, 2, 1, 3])
 
 
 def dense_mask(visible: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:

@@ -28,8 +28,8 @@ from gmeta.core.settings import from_mapping, override
 from gmeta.experiment.next_item.generative import SearchScorer
 from gmeta.experiment.next_item.histories import Cuts, in_batches
 from gmeta.experiment.next_item.models import load_best, training_batches, validation_batches
-from gmeta.experiment.next_item.plan import read_cuts
 from gmeta.experiment.next_item.ranked import rank
+from gmeta.experiment.next_item.runs import read_cuts
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import NextItemConfig
 from gmeta.experiment.runs.run_folder import RunFolder

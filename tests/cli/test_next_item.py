@@ -14,8 +14,7 @@ from gmeta.core.errors import DataError
 from gmeta.core.settings import read_toml
 from gmeta.experiment.next_item.histories import Histories
 from gmeta.experiment.next_item.models import train
-from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
-from gmeta.experiment.next_item.runs import load_catalogue
+from gmeta.experiment.next_item.runs import load_catalogue, plan_catalogue, read_cuts
 from gmeta.experiment.runs.run_folder import RunFolder, choose_families
 from gmeta.experiment.runs.trainer import read_logged
 from gmeta.preprocess.plan.column_values import hash_text

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.experiment.next_item.models import train
-from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
-from gmeta.experiment.next_item.runs import load_catalogue
+from gmeta.experiment.next_item.runs import load_catalogue, plan_catalogue, read_cuts
 from gmeta.experiment.plan.next_item_config import RetrievalConfig
 from gmeta.experiment.runs.run_folder import RunFolder
 from gmeta.experiment.runs.trainer import read_logged

@@ -8,7 +8,7 @@ import pytest
 
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.settings import from_mapping
-from gmeta.experiment.next_item.plan import plan_catalogue
+from gmeta.experiment.next_item.runs import plan_catalogue
 from gmeta.experiment.plan.experiment_config import HELD_OUT, ExperimentConfig, FeatureSettings, MethodConfig
 from gmeta.experiment.plan.own_plan import plan_experiment
 from gmeta.experiment.plan.task_sets import count_measured, count_trained, measured_tasks, training_tasks

@@ -21,7 +21,7 @@ from gmeta.core.schema import OnBad
 from gmeta.core.settings import to_mapping
 from gmeta.core.terminal import Interrupts
 from gmeta.experiment.next_item.models import measure_epochs
-from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
+from gmeta.experiment.next_item.runs import plan_catalogue, read_cuts
 from gmeta.experiment.plan.experiment_config import ExperimentConfig, MethodConfig
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import (

@@ -111,6 +111,8 @@ class SequenceBlock(SequenceLayer):
 
     READS_ON: ClassVar[bool] = False
     """Whether the block has `read` and `read_on`, so that tokens can be appended to what it has read."""
+    EXTENDS: ClassVar[bool] = False
+    """Whether the block has `extend` too, so that histories can grow."""
     WEIGHTS = 16  # more than any block has, so that blocks never share a seed
     _SETTINGS: ClassVar[tuple[str, ...]] = (
         "heads",
@@ -188,6 +190,21 @@ class SequenceBlock(SequenceLayer):
 
         Returns:
           (batch, beams, dim), and ``kept`` with the keys and values of these tokens.
+        """
+        raise NotImplementedError
+
+    def extend(
+        self, values: tf.Tensor, kept: Kept, place: AppendedPlace
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Transform a stretch of tokens that is appended to each sequence, without dropout.
+
+        Args:
+          values: (batch, n, dim).
+          kept: Keys and values of the sequences.
+          place: Where the tokens stand.
+
+        Returns:
+          (batch, n, dim), and the tokens' keys and values, (batch, heads, n, d) and (batch, heads, n, dv).
         """
         raise NotImplementedError
 

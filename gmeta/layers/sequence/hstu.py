@@ -14,7 +14,7 @@ from gmeta.layers.sequence.block import SequenceBlock
 from gmeta.layers.sequence.reading import AppendedPlace, Kept, SequenceView
 from gmeta.layers.sequence.stack import SequenceStack
 from gmeta.ops.hstu_layer import hstu_mix, layer_norm, norm_and_pass, residual
-from gmeta.ops.jagged_attention import appended_attention
+from gmeta.ops.jagged_attention import appended_attention, kept_attention
 
 _STDDEV = 0.02
 _normal = functools.partial(tf.keras.initializers.RandomNormal, stddev=_STDDEV)
@@ -99,7 +99,7 @@ class HSTUBlock(SequenceBlock):
       TensorShape([5, 16])
     """
 
-    READS_ON = True
+    READS_ON = EXTENDS = True
     _SETTINGS = (*SequenceBlock._SETTINGS, "form", "horizon")
 
     def __init__(
@@ -161,21 +161,44 @@ class HSTUBlock(SequenceBlock):
         self, values: tf.Tensor, kept: Kept, place: AppendedPlace, training: bool | None
     ) -> tuple[tf.Tensor, Kept]:
         """Transform one appended token of each beam, (batch, beams, dim)."""
-        normed, rows = norm_and_pass(
-            tf.reshape(values, [-1, values.shape[-1]]), self.norm_scale, self.norm_offset
-        )
-        u, v, q, k = self._parts(self._project(normed))
-        batch, beams = tf.unstack(tf.shape(values)[:2])
-        q, k = (tf.reshape(x, [batch, beams, self.heads, self.attention_dim]) for x in (q, k))
-        kept = kept.append(k, tf.reshape(v, [batch, beams, self.heads, self.value_dim]))
+        rows, u, q, k, v = self._appended(values)
+        kept = kept.append(k, v)
         bias = self.bias_tables
         attended = appended_attention(
             q, *kept, *place.biases(bias.positions, bias.time_buckets), scale=self._scale, alpha=self._alpha
         )
+        return self._gated(values, rows, u, attended, training), kept
+
+    def extend(
+        self, values: tf.Tensor, kept: Kept, place: AppendedPlace
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Transform a stretch of tokens that is appended to each sequence, (batch, n, dim)."""
+        rows, u, q, k, v = self._appended(values)
+        keys, own = (tf.transpose(each, [0, 2, 1, 3]) for each in (k, v))
+        bias = self.bias_tables
+        added, own_added = place.biases(bias.positions, bias.time_buckets)
+        attended = kept_attention(q, kept.keys, kept.values, added, alpha=self._alpha)
+        attended += kept_attention(q, keys, own, own_added, alpha=self._alpha)
+        attended = tf.cast(self._scale * attended, q.dtype)
+        return self._gated(values, rows, u, attended, training=False), keys, own
+
+    def _appended(self, values: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Return appended tokens as rows, and their U, and Q, K and V, (batch, n, heads, d)."""
+        normed, rows = norm_and_pass(
+            tf.reshape(values, [-1, values.shape[-1]]), self.norm_scale, self.norm_offset
+        )
+        u, v, q, k = self._parts(self._project(normed))
+        batch, count = tf.unstack(tf.shape(values)[:2])
+        q, k = (tf.reshape(x, [batch, count, self.heads, self.attention_dim]) for x in (q, k))
+        return rows, u, q, k, tf.reshape(v, [batch, count, self.heads, self.value_dim])
+
+    def _gated(
+        self, values: tf.Tensor, rows: tf.Tensor, u: tf.Tensor, attended: tf.Tensor, training: bool | None
+    ) -> tf.Tensor:
         attended = tf.reshape(attended, [-1, self.heads * self.value_dim])
         gated = layer_norm(attended, self.attended_scale, self.attended_offset)
         gated = u * gated if self.form == "research" else tf.concat([u, attended, u * gated], axis=1)
-        return tf.reshape(self._leave(rows, self._dropped(gated, training)), tf.shape(values)), kept
+        return tf.reshape(self._leave(rows, self._dropped(gated, training)), tf.shape(values))
 
     @property
     def _scale(self) -> float:

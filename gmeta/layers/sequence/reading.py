@@ -52,15 +52,17 @@ class Kept(NamedTuple):
 
 
 class AppendedPlace(NamedTuple):
-    """How far the tokens before are from an appended one, the same for all blocks and for all beams.
+    """How far the tokens before are from appended ones, the same for all blocks.
+
+    ``n`` is 1 if the appended tokens of a sequence stand at one place, as those of beams do.
 
     Attributes:
-      apart: (batch, longest) int64, the places of a sequence's tokens less that of the appended token.
-      own_apart: (1, t + 1) int64, of the beam's own tokens, itself included.
-      seen: bool (batch, longest).
-      own_seen: bool (1, t + 1).
-      time_apart: (batch, longest) int64, how long before; None without times.
-      own_time_apart: (batch, t + 1) int64.
+      apart: (batch, n, longest) int64, the places of a sequence's tokens less that of the appended token.
+      own_apart: (1, n, t) int64, of the t tokens that were appended, itself included.
+      seen: bool (batch, n, longest).
+      own_seen: bool (1, n, t).
+      time_apart: (batch, n or 1, longest) int64, how long before; None without times.
+      own_time_apart: (batch, n or 1, t) int64.
     """
 
     apart: tf.Tensor
@@ -78,7 +80,7 @@ class AppendedPlace(NamedTuple):
           buckets: (129,), as of `gmeta.ops.RelativeBias`; None: no such term.
 
         Returns:
-          (batch, longest) and (batch or 1, t + 1), float32.
+          (batch, n, longest) and (batch or 1, n, t), float32.
         """
         return (
             _bias(self.apart, self.seen, self.time_apart, positions, buckets),
@@ -93,8 +95,9 @@ class Reading(NamedTuple):
       lengths: (batch,) int64, the sequences' tokens.
       kept: For each block, its keys and values.
       times: (batch, longest) int64, when these tokens were; None: not known.
-      own_times: (batch, t) int64, when the appended tokens come.
+      own_times: (batch, beams or 1, t) int64, when the appended tokens come.
       appended: t, the tokens that each continuation has.
+      contexts: How many contextual tokens each sequence begins with.
     """
 
     lengths: tf.Tensor
@@ -102,15 +105,23 @@ class Reading(NamedTuple):
     times: tf.Tensor | None
     own_times: tf.Tensor | None
     appended: int = 0
+    contexts: int = 0
 
     @classmethod
-    def of(cls, offsets: tf.Tensor, times: tf.Tensor | None, kept: Sequence[Kept]) -> Reading:
+    def of(
+        cls, offsets: tf.Tensor, times: tf.Tensor | None, kept: Sequence[Kept], contexts: int = 0
+    ) -> Reading:
         """Make it of a batch of sequences, whose tokens' times are (total,)."""
-        lengths, own = offsets[1:] - offsets[:-1], None
-        if times is not None:
-            times = jagged.to_padded(Jagged(times, offsets))
-            own = tf.zeros([tf.size(lengths), 0], tf.int64)
-        return cls(lengths, tuple(kept), times, own)
+        padded = None if times is None else jagged.to_padded(Jagged(times, offsets))
+        return cls.of_padded(offsets[1:] - offsets[:-1], padded, kept, contexts)
+
+    @classmethod
+    def of_padded(
+        cls, lengths: tf.Tensor, times: tf.Tensor | None, kept: Sequence[Kept], contexts: int = 0
+    ) -> Reading:
+        """Make it of lengths (batch,), and of the tokens' times, (batch, longest)."""
+        own = None if times is None else tf.zeros([tf.size(lengths), 1, 0], tf.int64)
+        return cls(lengths, tuple(kept), times, own, contexts=contexts)
 
     def follow(self, beams: Any, times: Any, window: int | None, name: str) -> tuple[AppendedPlace, Reading]:
         """Return where a token stands that is appended to each continuation, and what it goes on.
@@ -121,25 +132,63 @@ class Reading(NamedTuple):
           window: How far back a token sees; None: any distance.
           name: The layer's name, for errors.
         """
-        if self.times is not None and times is None:
-            raise ConfigError(f"{name} read sequences with times: pass times=, when the next tokens come")
+        self._check_times(times, name)
         kept = self.kept
         if beams is not None:
             kept = tuple(each.follow(beams) for each in kept)
-        longest = tf.shape(kept[0].keys, tf.int64)[2]
-        places, own = tf.range(longest), tf.range(self.appended + 1, dtype=tf.int64)[tf.newaxis]
-        apart = places - (self.lengths + self.appended)[:, tf.newaxis]
-        seen, own_apart = places < self.lengths[:, tf.newaxis], own - self.appended
-        own_seen = tf.ones_like(own_apart, tf.bool)
-        if window is not None:
-            seen, own_seen = seen & (apart >= -window), own_apart >= -window
+        own_apart = tf.range(-self.appended, 1, dtype=tf.int64)[tf.newaxis, tf.newaxis]
+        here = (self.lengths + self.appended)[:, tf.newaxis]
         own_times = time_apart = own_time_apart = None
         if self.times is not None:
-            now = tf.cast(times, tf.int64)[:, tf.newaxis]
-            own_times = tf.concat([self.own_times, now], axis=1)
-            time_apart, own_time_apart = now - self.times, now - own_times
-        place = AppendedPlace(apart, own_apart, seen, own_seen, time_apart, own_time_apart)
-        return place, Reading(self.lengths, kept, self.times, own_times, self.appended + 1)
+            now = tf.cast(times, tf.int64)[..., tf.newaxis]
+            now = now[:, tf.newaxis] if now.shape.rank == 2 else now
+            own_times = now
+            if self.own_times is not None and self.appended:
+                if now.shape[1] != 1 or self.own_times.shape[1] != 1:
+                    raise ConfigError(f"{name}: continuations can have times of their own for one token only")
+                own_times = tf.concat([self.own_times, now], axis=2)
+            time_apart, own_time_apart = now - self.times[:, tf.newaxis], now - own_times
+        place = self._place(here, own_apart, window, time_apart, own_time_apart)
+        return place, self._replace(kept=kept, own_times=own_times, appended=self.appended + 1)
+
+    def extend(
+        self, count: Any, row_times: Any, column_times: Any, window: int | None, name: str
+    ) -> AppendedPlace:
+        """Return where the tokens of a stretch stand that is appended to each sequence.
+
+        Args:
+          count: n, the stretch's tokens, ().
+          row_times: (batch, n) int64, as in `SequenceView`; None without times.
+          column_times: (batch, n) int64.
+          window: How far back a token sees; None: any distance.
+          name: The layer's name, for errors.
+        """
+        self._check_times(row_times, name)
+        own = tf.range(tf.cast(count, tf.int64))
+        own_apart = (own - own[:, tf.newaxis])[tf.newaxis]
+        time_apart = own_time_apart = None
+        if self.times is not None:
+            rows = row_times[:, :, tf.newaxis]
+            time_apart, own_time_apart = rows - self.times[:, tf.newaxis], rows - column_times[:, tf.newaxis]
+        here = self.lengths[:, tf.newaxis] + own
+        return self._place(here, own_apart, window, time_apart, own_time_apart)
+
+    def _check_times(self, times: Any, name: str) -> None:
+        if self.times is not None and times is None:
+            raise ConfigError(f"{name} read sequences with times: pass times=, when the next tokens come")
+
+    def _place(
+        self, here: tf.Tensor, own_apart: tf.Tensor, window: int | None, time_apart: Any, own_time_apart: Any
+    ) -> AppendedPlace:
+        """Make the place of tokens at the places (batch, n) ``here``."""
+        places = tf.range(tf.shape(self.kept[0].keys, tf.int64)[2])
+        apart = places - here[:, :, tf.newaxis]
+        seen = tf.broadcast_to(places < self.lengths[:, tf.newaxis, tf.newaxis], tf.shape(apart))
+        own_seen = own_apart <= 0
+        if window is not None:
+            seen &= (apart >= -window) | (places < self.contexts)
+            own_seen &= own_apart >= -window
+        return AppendedPlace(apart, own_apart, seen, own_seen, time_apart, own_time_apart)
 
 
 def _bias(apart: tf.Tensor, seen: tf.Tensor, time_apart: Any, positions: Any, buckets: Any) -> tf.Tensor:

@@ -86,15 +86,21 @@ class SequenceStack(SequenceLayer):
             )
 
     def read(
-        self, sequences: Jagged, times: Any = None, view: SequenceView | None = None, training: bool = False
+        self,
+        sequences: Jagged,
+        times: Any = None,
+        view: SequenceView | None = None,
+        training: bool = False,
+        contexts: int = 0,
     ) -> tuple[Jagged, Reading]:
-        """Transform sequences without contexts and targets, and keep what tokens that follow need of them.
+        """Transform sequences without targets, and keep what tokens that follow need of them.
 
         Args:
           sequences: Values (total, dim).
           times: (total,) integers: each token's time, as for a call.
-          view: The result of `sequence_view` for those, if it is already known.
+          view: The result of `sequence_view` for those, if it is already known; needed with contexts.
           training: Whether to apply dropout.
+          contexts: How many contextual tokens every sequence begins with.
 
         Returns:
           What a call returns, and what `read_on` takes.
@@ -120,7 +126,7 @@ class SequenceStack(SequenceLayer):
         for block in self.blocks:
             values, k, v = block.read(values, sequences.offsets, view, training)
             kept.append(Kept.of(k, v, sequences.offsets))
-        reading = Reading.of(sequences.offsets, view.column_times, kept)
+        reading = Reading.of(sequences.offsets, view.column_times, kept, contexts)
         return Jagged(values, sequences.offsets), reading
 
     def read_on(
@@ -142,7 +148,7 @@ class SequenceStack(SequenceLayer):
           beams: (batch, beams) integers: which continuation of the step before each goes on. None: its own
             number, or, after `read`, the sequence itself.
           times: (batch,) integers: when these tokens come; distances are measured from there too. Needed if
-            `read` had times.
+            `read` had times. For the first token after `read` also (batch, beams).
           training: Whether to apply dropout.
 
         Returns:
@@ -157,6 +163,36 @@ class SequenceStack(SequenceLayer):
             values, own = block.read_on(values, own, place, training)
             kept.append(own)
         return values, reading._replace(kept=tuple(kept))
+
+    def extend(
+        self, values: tf.Tensor, reading: Reading, row_times: Any = None, column_times: Any = None
+    ) -> tuple[tf.Tensor, list[tuple[tf.Tensor, tf.Tensor]]]:
+        """Transform a stretch of tokens that is appended to each sequence, without reading that again.
+
+        Args:
+          values: (batch, n, dim); shorter stretches are padded at their end.
+          reading: What `read` returned.
+          row_times: (batch, n) int64, the tokens' times as in `SequenceView`; needed if `read` had times.
+          column_times: (batch, n) int64.
+
+        Returns:
+          (batch, n, dim), and for each block the tokens' keys and values, (batch, heads, n, d) and (batch,
+          heads, n, dv).
+
+        Raises:
+          ConfigError: The blocks have no `SequenceBlock.extend`, or times are missing.
+        """
+        if not self.BLOCK.EXTENDS:
+            raise ConfigError(
+                f"{self.name}: {self.BLOCK.__name__} can't extend what it has read: take gmeta.layers.HSTU"
+            )
+        window = self.mask.window
+        place = reading.extend(tf.shape(values)[1], row_times, column_times, window, self.name)
+        kept = []
+        for block, own in zip(self.blocks, reading.kept, strict=True):
+            values, keys, own_values = block.extend(values, own, place)
+            kept.append((keys, own_values))
+        return values, kept
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""

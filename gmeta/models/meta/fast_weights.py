@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError
 from gmeta.core.json_values import parse_json
+from gmeta.layers import EmbeddingCollection
 from gmeta.models.meta.task_learner import TaskLearner
 from gmeta.models.meta.task_view import row_names
 
@@ -104,7 +105,16 @@ def fingerprint(learner: TaskLearner) -> tf.Tensor:
     Returns:
       () string, 16 hexadecimal digits.
     """
-    collection = learner.collection
+    return _hexadecimal(weights_digest(learner.layers, learner.collection))
+
+
+def weights_digest(layers: Sequence[tf.keras.layers.Layer], collection: EmbeddingCollection) -> tf.Tensor:
+    """Compute the digest of layers' weights and of a collection's settings, (8,) uint8.
+
+    Args:
+      layers: The layers; a graph reads their weights when it runs.
+      collection: The collection.
+    """
     tables = [
         f"{name} {merged.dim} {collection.seed} {merged.policy.initializer!r}"
         for name, merged in zip(row_names(collection), collection.merged, strict=True)
@@ -112,11 +122,11 @@ def fingerprint(learner: TaskLearner) -> tf.Tensor:
     with tf.device("CPU:0"):
         dense = [
             tf.fingerprint(tf.reshape(variable, [1, -1]))  # FarmHash64 of the weight's bytes
-            for layer in learner.layers
+            for layer in layers
             for variable in layer.weights
         ]
         of_dense = _hexadecimal(tf.fingerprint(tf.reshape(tf.concat(dense, axis=0), [1, -1]))[0])
-        return _hexadecimal(tf.fingerprint([tf.strings.join([of_dense, *tables], separator="\n")])[0])
+        return tf.fingerprint([tf.strings.join([of_dense, *tables], separator="\n")])[0]
 
 
 def _hexadecimal(digest: tf.Tensor) -> tf.Tensor:

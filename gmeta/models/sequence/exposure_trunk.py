@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.layers import HSTU, MLP, FuXi
 from gmeta.layers.sequence.hstu import GroupLayerNorm
-from gmeta.layers.sequence.reading import SequenceView, sequence_view
+from gmeta.layers.sequence.reading import Reading, SequenceView, sequence_view
 from gmeta.metrics import AUC, UserGAUC
 from gmeta.metrics.ranking import TaskMetric
 from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
@@ -66,6 +66,22 @@ def make_backbone(
         dropout=dropout,
         seed=seed,
     )
+
+
+class Extension(NamedTuple):
+    """What a history keeps when events are appended to it.
+
+    Attributes:
+      kept: (users,) int64, how many tokens stay as they were.
+      lengths: (users,) int64, how many tokens come after those.
+      times: (users, n) int64, their times; None without times.
+      blocks: For each block their keys and values, (users, heads, n, d) each.
+    """
+
+    kept: tf.Tensor
+    lengths: tf.Tensor
+    times: tf.Tensor | None
+    blocks: tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
 
 class ExposureTrunk(tf.keras.layers.Layer):
@@ -172,6 +188,112 @@ class ExposureTrunk(tf.keras.layers.Layer):
           (exposures, dim).
         """
         layout = Layout(*layout)
+        entered, view, ends = self._enter(vectors, layout, training)
+        out = self.backbone(entered, view=view, training=training)
+        return self._leave(jagged.split(out, ends)[1].values, layout)
+
+    def read(self, vectors: Mapping[str, tf.Tensor], layout: Layout) -> tuple[Reading, tf.Tensor]:
+        """Read contexts and histories, and keep what later events and exposures need of them.
+
+        Args:
+          vectors: As for a call.
+          layout: The layout of a batch without exposures.
+
+        Returns:
+          What the backbone keeps, and the last token of each sequence as it enters there, (users, dim).
+
+        """
+        entered, view, _ = self._enter(vectors, layout, training=False)
+        count = len(self.columns.contexts)
+        return self.backbone.read(entered, view=view, contexts=count)[1], jagged.last(entered)
+
+    def extend(
+        self, reading: Reading, last: tf.Tensor, vectors: Mapping[str, tf.Tensor], layout: Layout
+    ) -> tuple[Extension, tf.Tensor]:
+        """Read events that come after histories that were read.
+
+        Block by block, an event's token depends on the time of the event after it. So the last event that was
+        read is read again.
+
+        Args:
+          reading: What `read` kept.
+          last: The last tokens, (users, dim).
+          vectors: Feature -> (events, width), of the new events.
+          layout: The offsets and times of the new events; its targets aren't read.
+
+        Returns:
+          What to keep from now on, and the last tokens.
+        """
+        again = tf.cast(reading.lengths > reading.contexts, tf.int64)  # 1 where there is an event
+        rereads = tf.where(again > 0)[:, 0]
+        offsets = tf.concat([[0], tf.cumsum(again)], axis=0)
+        given = [vectors[name] for name in self.columns.history]
+        events = self._enter_part(1, self._token(len(self.columns.contexts), given))
+        former = Jagged(tf.gather(tf.cast(last, events.dtype), rereads), offsets)
+        stretch = jagged.concat(former, Jagged(events, layout.history))
+        rows = columns = None
+        kept = reading._replace(lengths=reading.lengths - again)
+        if reading.times is not None:
+            places = tf.maximum(reading.lengths - 1, 0)
+            before = tf.gather(tf.gather(reading.times, places, batch_dims=1), rereads)
+            times = jagged.concat(Jagged(before, offsets), Jagged(layout.history_times, layout.history))
+            own = sequence_view(self.backbone.mask, times.offsets, times=times.values)
+            rows, columns = (
+                jagged.to_padded(Jagged(each, times.offsets)) for each in (own.row_times, own.column_times)
+            )
+        _, blocks = self.backbone.extend(jagged.to_padded(stretch), kept, rows, columns)
+        lengths = jagged.lengths(stretch)
+        latest = tf.where((lengths > 0)[:, tf.newaxis], jagged.last(stretch), tf.cast(last, events.dtype))
+        return Extension(kept.lengths, lengths, columns, tuple(blocks)), latest
+
+    def score(
+        self, reading: Reading, vectors: Mapping[str, tf.Tensor], layout: Layout, *, at_once: int
+    ) -> tf.Tensor:
+        """Compute a vector for each exposure from what was kept of its user.
+
+        Args:
+          reading: What `read` kept.
+          vectors: Feature -> (exposures, width).
+          layout: The offsets, times and scenarios of the exposures; its history isn't read.
+          at_once: How many exposures of a user are compared with the history at once, which bounds memory.
+
+        Returns:
+          (exposures, dim).
+        """
+        given = [vectors[name] for name in self.columns.targets]
+        entered = self._enter_part(2, self._token(len(self.columns.contexts) + 1, given))
+        exposures = Jagged(entered, layout.targets)
+        values = jagged.to_padded(exposures)
+        users, width = tf.unstack(tf.shape(values)[:2])
+        size = tf.clip_by_value(width, 1, at_once)
+        pieces = tf.maximum(-(-width // size), 1)
+        parts = [values]
+        if reading.times is not None:
+            parts.append(jagged.to_padded(Jagged(layout.target_times, layout.targets)))
+        cut = []
+        for part in parts:
+            inner = list(part.shape[2:])
+            wide = tf.pad(part, [[0, 0], [0, pieces * size - width], *[[0, 0]] * len(inner)])
+            shaped = tf.reshape(wide, [users, pieces, size, *inner])
+            cut.append(tf.transpose(shaped, [1, 0, 2, *range(3, 3 + len(inner))]))
+
+        def attend(piece: list[tf.Tensor]) -> tf.Tensor:
+            return self.backbone.read_on(piece[0], reading, times=piece[1] if len(piece) > 1 else None)[0]
+
+        spec = tf.TensorSpec([None, None, self.dim], values.dtype)
+        found = tf.map_fn(attend, cut, fn_output_signature=spec, parallel_iterations=1)
+        found = tf.reshape(tf.transpose(found, [1, 0, 2, 3]), [users, pieces * size, self.dim])
+        targets = jagged.from_padded(found, jagged.lengths(exposures)).values
+        return self._leave(targets, layout)
+
+    def _leave(self, targets: tf.Tensor, layout: Layout) -> tf.Tensor:
+        scenarios = tf.zeros([layout.exposures], tf.int32) if layout.scenarios is None else layout.scenarios
+        return self.leave(targets, scenarios)
+
+    def _enter(
+        self, vectors: Mapping[str, tf.Tensor], layout: Layout, training: bool | None
+    ) -> tuple[Jagged, SequenceView, tf.Tensor]:
+        """Return the tokens of whole sequences, their view, and where each sequence's targets begin."""
         tokens, contexts = self._tokens(self.columns.parts(vectors, layout), layout)
         ends = layout.history[1:] - layout.history[:-1] + contexts
         kinds = jagged.positions(tokens)
@@ -179,26 +301,23 @@ class ExposureTrunk(tf.keras.layers.Layer):
         first, end = tf.gather(contexts, rows), tf.gather(ends, rows)
         kinds = tf.cast(kinds >= first, tf.int32) + tf.cast(kinds >= end, tf.int32)
         entered = self.drop(self.enter(tokens.values, kinds), training=training)
-        out = self.backbone(
-            Jagged(entered, tokens.offsets),
-            view=self._view(tokens.offsets, contexts, layout, kinds),
-            training=training,
-        )
-        targets = jagged.split(out, ends)[1].values
-        scenarios = tf.zeros([layout.exposures], tf.int32) if layout.scenarios is None else layout.scenarios
-        return self.leave(targets, scenarios)
+        view = self._view(tokens.offsets, contexts, layout, kinds)
+        return Jagged(entered, tokens.offsets), view, ends
+
+    def _enter_part(self, kind: int, tokens: tf.Tensor) -> tf.Tensor:
+        return self.enter(tokens, tf.fill([tf.shape(tokens)[0]], kind))
+
+    def _token(self, number: int, given: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Make tokens of one input's vectors: of a context, of the history or of the targets."""
+        if self.combine == "sum":
+            return tf.add_n(list(given))
+        return self.projections[number](tf.concat(list(given), axis=1))
 
     def _tokens(self, parts: Mapping[str, list[tf.Tensor]], layout: Layout) -> tuple[Jagged, tf.Tensor]:
         """Return all tokens, and the number of contextual tokens in each sequence."""
         users, count = tf.size(layout.history, tf.int64) - 1, len(self.columns.contexts)
         inputs = [*([vector] for vector in parts["contexts"]), parts["history"], parts["targets"]]
-        if self.combine == "sum":
-            *contexts, history, targets = (tf.add_n(given) for given in inputs)
-        else:
-            *contexts, history, targets = (
-                projection(tf.concat(given, axis=1))
-                for projection, given in zip(self.projections, inputs, strict=True)
-            )
+        *contexts, history, targets = (self._token(*each) for each in enumerate(inputs))
         tokens = jagged.concat(Jagged(history, layout.history), Jagged(targets, layout.targets))
         if count:
             first = tf.reshape(tf.stack(contexts, axis=1), [-1, self.dim])

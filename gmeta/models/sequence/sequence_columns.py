@@ -23,6 +23,7 @@ from gmeta.layers import EmbeddingCollection
 from gmeta.ops import Jagged, jagged
 
 Batch = Mapping[str, Any]
+Part = Literal["history", "targets"]
 
 
 class Layout(NamedTuple):
@@ -113,33 +114,41 @@ class SequenceColumns:
     def _of_tokens(self) -> tuple[str, ...]:
         return (*self.history, *self.targets)
 
-    def layout(self, batch: Batch) -> Layout:
+    def layout(self, batch: Batch, only: Part | None = None) -> Layout:
         """Compute where the parts of the sequences lie.
+
+        Args:
+          batch: The batch.
+          only: The part to read; the other one is empty then, and needn't be in the batch. None: both.
 
         Raises:
           ConfigError: A column is missing, or not ragged.
           InvalidArgumentError: Columns of a part have different lengths.
         """
-        times: list[tf.Tensor | None] = [None, None]
+        read: tuple[Part, ...] = ("history", "targets") if only is None else (only,)
+        times: dict[Part, tf.Tensor] = {}
         if self.time is not None:
-            times = [self._times(batch, part, self.time) for part in ("history", "targets")]
-        offsets = [
-            self._column(batch, part, getattr(self, part)[0]).offsets for part in ("history", "targets")
-        ]
-        layout = Layout(*offsets, *times)
-        if self.scenario is None:
+            nothing = tf.zeros([0], tf.int64)
+            times = {"history": nothing, "targets": nothing}
+            times |= {part: self._times(batch, part, self.time) for part in read}
+        offsets = {part: self._column(batch, part, getattr(self, part)[0]).offsets for part in read}
+        none = tf.zeros_like(offsets[read[0]])
+        history, targets = offsets.get("history", none), offsets.get("targets", none)
+        layout = Layout(history, targets, times.get("history"), times.get("targets"))
+        if self.scenario is None or only == "history":
             return layout
         if self.scenario in batch["targets"]:
             return layout._replace(scenarios=self._column(batch, "targets", self.scenario).values)
         return layout._replace(scenarios=layout.of_exposures(_column_of(batch, "contexts", self.scenario)))
 
-    def ids(self, batch: Batch, labels: Collection[str] = ()) -> dict[str, Any]:
+    def ids(self, batch: Batch, labels: Collection[str] = (), *, targets: bool = True) -> dict[str, Any]:
         """Return feature -> the ids of all parts one after another, for one lookup.
 
         Args:
           batch: The batch.
           labels: Columns of the history that are also labels of exposures. `gmeta.io` reads labels as floats;
             in the history they are ids that say what the user did.
+          targets: Whether to read the targets.
 
         Raises:
           ConfigError: A column is missing, or not ragged.
@@ -149,15 +158,13 @@ class SequenceColumns:
         for name in self.contexts:
             ids = _column_of(batch, "contexts", name)
             found.setdefault(name, []).append(_as_ragged(ids))
-        both: tuple[Literal["history", "targets"], ...] = ("history", "targets")
+        both: tuple[Part, ...] = ("history", "targets") if targets else ("history",)
         for part in both:
             for name, column in self.part_ids(batch, part, labels).items():
                 found.setdefault(name, []).append(column.values)
         return {name: parts[0] if len(parts) == 1 else _join(name, parts) for name, parts in found.items()}
 
-    def part_ids(
-        self, batch: Batch, part: Literal["history", "targets"], labels: Collection[str] = ()
-    ) -> dict[str, Jagged]:
+    def part_ids(self, batch: Batch, part: Part, labels: Collection[str] = ()) -> dict[str, Jagged]:
         """Return feature -> the ids of one part of the sequences; see `ids`."""
         found = {}
         for name in getattr(self, part):

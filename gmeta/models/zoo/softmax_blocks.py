@@ -81,7 +81,7 @@ class SASRecBlock(SequenceBlock):
         asking, *of_tokens = self._ask(tf.reshape(values, [batch * beams, values.shape[-1]]))
         q, k, v = (tf.reshape(x, [batch, beams, *x.shape[1:]]) for x in of_tokens)
         kept = kept.append(k, v)
-        added, own_added = (x[:, tf.newaxis, tf.newaxis] for x in place.biases())
+        added, own_added = (x[:, :, tf.newaxis] for x in place.biases())
         q *= self._scale
         scores = tf.einsum("bnhd,bhkd->bnhk", q, kept.keys) + added
         own_scores = tf.linalg.matvec(kept.own_keys, q) + own_added

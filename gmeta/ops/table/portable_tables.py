@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gmeta.core.row_formats import ABSENT, RowDtype, RowFormat
+from gmeta.core.row_formats import ABSENT, LARGEST_SCALE, MOST, TINY, RowDtype, RowFormat
 from gmeta.initializers import portable_initial_rows, portable_round_to_float16
 from gmeta.ops.device import ACTIVE, portable_forms
 from gmeta.ops.table.finite import refuse_bad_rows
@@ -144,6 +144,28 @@ def decode_rows(form: RowFormat, words: tf.Tensor) -> tf.Tensor:
     if form.dtype == "bfloat16":
         return _numbers(form, words, tf.bfloat16)
     return _numbers(form, words[:, 1:], tf.int8) * tf.bitcast(words[:, :1], tf.float32)
+
+
+def pack_rows(form: RowFormat, rows: tf.Tensor) -> tf.Tensor:
+    """Compute the (n, width) words of (n, dim) finite float32 rows, as `RowFormat.encode` does."""
+    if form.dtype == "float32":
+        return rows
+    if form.dtype == "bfloat16":
+        most = tf.constant(tf.bfloat16.max, tf.float32)
+        return _words(form, tf.cast(tf.clip_by_value(rows, -most, most), tf.bfloat16), form.width)
+    largest = tf.reduce_max(tf.abs(rows), axis=1, keepdims=True)
+    scales = tf.minimum(largest / MOST, LARGEST_SCALE)
+    scales = tf.where(scales < TINY, 0.0, scales)
+    numbers = tf.round(tf.math.divide_no_nan(rows, scales))
+    quantised = tf.cast(tf.clip_by_value(numbers, -MOST, MOST), tf.int8)
+    return tf.concat([tf.bitcast(scales, tf.int32), _words(form, quantised, form.width - 1)], axis=1)
+
+
+def _words(form: RowFormat, numbers: tf.Tensor, width: int) -> tf.Tensor:
+    """Pack numbers of less than 32 bits."""
+    each = 4 // numbers.dtype.size
+    padded = tf.pad(numbers, [[0, 0], [0, width * each - form.dim]])
+    return tf.bitcast(tf.reshape(padded, [-1, width, each]), tf.int32)
 
 
 def _numbers(form: RowFormat, words: tf.Tensor, kind: tf.DType) -> tf.Tensor:

@@ -19,9 +19,8 @@ from gmeta.experiment.next_item import generative
 from gmeta.experiment.next_item.blend import with_floor
 from gmeta.experiment.next_item.histories import Asked
 from gmeta.experiment.next_item.models import load_best, measure_epochs, train
-from gmeta.experiment.next_item.plan import plan_catalogue, read_cuts
 from gmeta.experiment.next_item.ranked import rank
-from gmeta.experiment.next_item.runs import load_catalogue
+from gmeta.experiment.next_item.runs import load_catalogue, plan_catalogue, read_cuts
 from gmeta.experiment.next_item.served import Padded, in_tensorflow
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod

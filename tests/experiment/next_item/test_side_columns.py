@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from gmeta.cli import main
 from gmeta.core.errors import ConfigError
-from gmeta.experiment.next_item.plan import plan_catalogue
-from gmeta.experiment.next_item.runs import load_catalogue
+from gmeta.experiment.next_item.runs import load_catalogue, plan_catalogue
 from gmeta.experiment.next_item.side_columns import Described, SideColumns
 from gmeta.experiment.plan.next_item_config import RetrievalConfig
 from gmeta.experiment.runs.run_folder import RunFolder
