@@ -9,10 +9,19 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.core.graph import assert_first
+from gmeta.core.row_formats import RowDtype
 from gmeta.export.delta_strings import WEIGHTS as WEIGHTS
 from gmeta.export.delta_strings import DeltaStrings
 from gmeta.export.delta_strings import Stale as Stale
-from gmeta.export.sequence_models import LABELS, PaddedSequences, answers, exposure_signatures
+from gmeta.export.derived import Derived
+from gmeta.export.sequence_models import (
+    LABELS,
+    STATE,
+    PaddedSequences,
+    answers,
+    exposure_signatures,
+    state_signatures,
+)
 from gmeta.export.signature import Signature, feature_inputs
 from gmeta.models import MetaGRM, MetaModel
 from gmeta.models.meta.adapter import (
@@ -24,6 +33,7 @@ from gmeta.models.meta.adapter import (
     task_deltas,
 )
 from gmeta.models.meta.fast_weights import DeltaDtype
+from gmeta.models.sequence.user_states import UserStates, no_ids
 
 LABEL = "label"
 RATING = "rating"
@@ -162,8 +172,9 @@ def meta_sequence_signatures(
     dtype: DeltaDtype = "float32",
     stale: Stale = "refuse",
     text_ids: bool = True,
+    states: RowDtype | None = None,
 ) -> dict[str, Signature]:
-    """Make the three signatures of a `GRM` that adapts to users.
+    """Make the signatures of a `GRM` that adapts to users.
 
     ================  ========================================================  ============================
     signature         inputs                                                    answer
@@ -178,15 +189,25 @@ def meta_sequence_signatures(
     ``labels_<column>`` are (1, width) float32 like the targets; ``weights_bytes`` is as in
     `meta_signatures`.
 
+    With ``states``, there are also those of `gmeta.export.sequence_models.state_signatures`, and two that
+    take a user's state in place of contexts and history, with the same answers up to the rounding of states:
+
+    ================  ========================================================  ============================
+    ``adapt_on``      ``state_bytes`` (1,), targets, ``labels_<column>``        ``weights_bytes``
+    ``score_with``    ``state_bytes`` (1,), targets, ``weights_bytes``          as of ``predict_with``
+    ================  ========================================================  ============================
+
     Args:
       model: The model, compiled.
       steps: Number of inner steps of ``adapt``; None: ``inner.steps_in("serving")``.
       dtype: The dtype of the deltas that ``adapt`` returns.
       stale: As for `meta_signatures`.
       text_ids: Whether clients send texts for features that hash.
+      states: The dtype of states, as for `gmeta.models.UserStates`. None: no signatures of states.
 
     Raises:
-      ConfigError: The model isn't compiled, or a setting has an unknown value.
+      ConfigError: The model isn't compiled, or a setting has an unknown value; or with ``states``, the ranker
+        can't keep them.
     """
     ranker, learner = model.ranker, model.learner
     strings = DeltaStrings(model, steps, dtype, stale)
@@ -210,26 +231,66 @@ def meta_sequence_signatures(
         return answers(ranker, batch, learner.by_task(towers), here)
 
     of_labels = {name: tf.TensorSpec([None, None], tf.float32) for name in labels.values()}
-    return {
+    of_weights = {WEIGHTS: tf.TensorSpec([], tf.string)}
+    found = {
         **exposure_signatures(ranker, text_ids=text_ids),
         "adapt": Signature(adapt, {**wire.inputs, **of_labels}),
-        "predict_with": Signature(predict_with, {**wire.inputs, WEIGHTS: tf.TensorSpec([], tf.string)}),
+        "predict_with": Signature(predict_with, {**wire.inputs, **of_weights}),
+    }
+    if states is None:
+        return found
+    kept = UserStates(ranker, states, stale=stale)
+    digest = Derived("trunk_digest", kept.digest)
+
+    def adapt_on(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        batch, here = wire.batch(given, ("targets",))
+        here = _of_one_user(here)
+        columns = {name: _labels(given[name], name, here) for name in labels.values()}
+        hidden, _ = kept.hidden(given[STATE], wire.with_scenario(batch, given), digest()[0])
+        shown = tf.stack(list(columns.values()), axis=-1)
+        task = _task_of(model, hidden, shown, "support")
+        return {WEIGHTS: strings.encode(task_deltas(learner, task, strings.steps), columns)}
+
+    def score_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        deltas, rows = strings.decode(given[WEIGHTS])
+        batch, here = wire.batch(given, ("targets",))
+        here = _of_one_user(here)
+        hidden, _ = kept.hidden(given[STATE], wire.with_scenario(batch, given), digest()[0])
+        task = _task_of(model, hidden, tf.zeros([tf.shape(hidden)[0], len(labels)]), "query")
+        towers = query_outputs(learner, task, deltas, rows)[0]
+        return answers(ranker, None, learner.by_task(towers), here)
+
+    given = {STATE: tf.TensorSpec([None], tf.string), **wire.inputs_of("targets"), **wire.scenario}
+    return {
+        **found,
+        **state_signatures(ranker, dtype=states, stale=stale, text_ids=text_ids),
+        "adapt_on": Signature(adapt_on, {**given, **of_labels}),
+        "score_with": Signature(score_with, {**given, **of_weights}),
     }
 
 
 def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str) -> dict[str, Any]:
     """Make a task of one user, with all exposures in one part, support or query."""
-    every = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
-    parts = {"support": every[:, :0], "query": every[:, :0], part: every}
     return {
-        **one_task(model.ranker.ids(batch), labels, **parts),
+        **one_task(model.ranker.ids(batch), labels, **_all_in(part, labels)),
         "layout": model.learner.columns.layout(batch),
     }
 
 
+def _task_of(model: MetaGRM, exposures: tf.Tensor, labels: tf.Tensor, part: str) -> dict[str, Any]:
+    """Make a task as `_task` does, of the trunk's vectors (exposures, dim)."""
+    task = one_task(no_ids(model.collection), labels, **_all_in(part, labels))
+    return {**task, "exposures": exposures}
+
+
+def _all_in(part: str, labels: tf.Tensor) -> dict[str, tf.Tensor]:
+    every = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
+    return {"support": every[:, :0], "query": every[:, :0], part: every}
+
+
 def _of_one_user(here: tf.Tensor) -> tf.Tensor:
     users = tf.shape(here)[0]
-    told = ["adapt and predict_with take one user per request, but the number of samples of inputs is", users]
+    told = ["adapting takes one user per request, but the number of samples of inputs is", users]
     return assert_first(here, users == 1, told)
 
 

@@ -97,12 +97,14 @@ class PaddedSequences:
                 matrix = part != "contexts" or features[name].combiner is not None
                 self.inputs[f"{part}_{name}"] = id_spec(features[name], text_ids, matrix=matrix)
         self._ids = set(self.inputs)
+        self._of_user: str | None = None
         if columns.time is not None:
             self._add("history", columns.time)
             self._add("targets", columns.time)
         if columns.scenario is not None:
             of_user = columns.scenario in columns.contexts and columns.scenario not in columns.targets
             self._add("contexts" if of_user else "targets", columns.scenario)
+            self._of_user = f"contexts_{columns.scenario}" if of_user else None
 
     def _add(self, part: str, name: str) -> None:
         if name not in self._parts[part]:
@@ -114,6 +116,17 @@ class PaddedSequences:
         """Return the inputs of some parts."""
         names = [f"{part}_{name}" for part in parts for name in self._parts[part]]
         return {name: self.inputs[name] for name in names}
+
+    @property
+    def scenario(self) -> dict[str, tf.TypeSpec]:
+        """The input of a scenario that is a context; empty if there is none."""
+        return {} if self._of_user is None else {self._of_user: self.inputs[self._of_user]}
+
+    def with_scenario(self, batch: dict[str, Any], given: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+        """Return a batch of targets with the scenario that is a context."""
+        if self._of_user is None:
+            return batch
+        return {**batch, "contexts": {self._of_user.removeprefix("contexts_"): given[self._of_user]}}
 
     def batch(
         self, given: Mapping[str, tf.Tensor], parts: Sequence[str] = PARTS
@@ -393,20 +406,17 @@ def state_signatures(
 
     def score(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         batch, here = wire.batch(given, ("targets",))
-        if scenario:
-            batch["contexts"] = {model.columns.scenario: given[next(iter(scenario))]}
-        logits, _ = states.logits(_alike(given[STATE], STATE, here), batch, digest()[0])
+        former = _alike(given[STATE], STATE, here)
+        logits, _ = states.logits(former, wire.with_scenario(batch, given), digest()[0])
         return answers(model, None, logits, here)
 
     def state_info(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         return states.about(given[STATE])
 
-    of_contexts = f"contexts_{model.columns.scenario}"
-    scenario = {of_contexts: wire.inputs[of_contexts]} if of_contexts in wire.inputs else {}
     return {
         "read": Signature(read, {**wire.inputs_of("contexts", "history"), **checked}),
         "read_on": Signature(read_on, {STATE: one_each, **wire.inputs_of("history"), **checked}),
-        "score": Signature(score, {STATE: one_each, **wire.inputs_of("targets"), **scenario}),
+        "score": Signature(score, {STATE: one_each, **wire.inputs_of("targets"), **wire.scenario}),
         "state_info": Signature(state_info, {STATE: one_each}),
     }
 

@@ -5,10 +5,13 @@ import pytest
 import tensorflow as tf
 
 from gmeta.export import Publisher, StateCache, export_model
-from gmeta.export.sequence_models import state_signatures
+from gmeta.export.meta_models import meta_sequence_signatures
+from gmeta.export.sequence_models import PARTS, state_signatures
 from gmeta.initializers import Constant
 from gmeta.layers import FeatureConfig, TableConfig
-from gmeta.models import GRM, UserStates
+from gmeta.meta import InnerLoop
+from gmeta.models import GRM, MetaGRM, UserStates
+from gmeta.models.meta.fast_weights import FastWeights
 from gmeta.optimizers import SGD
 from support.drawn_batches import draw_exposures
 from support.serving import ask, ask_all, padded
@@ -19,6 +22,10 @@ EVENTS, SHOWN = [4, 0, 6], [3, 2, 4]
 
 @pytest.fixture
 def model():
+    return make()
+
+
+def make(**settings):
     features = [
         FeatureConfig(name, TableConfig(name, 8, initializer=START), hash=name == "item")
         for name in ("item", "city", "action")
@@ -37,6 +44,7 @@ def model():
         scenario="scene",
         scenarios=2,
         optimizer=SGD(0.5),
+        **settings,
     )
     model.compile("sgd")
     train(model, 1)
@@ -121,6 +129,31 @@ def test_a_delta_with_other_weights_refuses_former_states(model, tmp_path):
     )
     right = model(batch, training=False)["ctr"].to_tensor()
     np.testing.assert_allclose(scores["click_logit"], right, rtol=0, atol=0.05)  # bfloat16
+
+
+def test_a_user_adapts_from_a_state_as_from_the_whole_history():
+    ranker = make(report=None)
+    adapting = MetaGRM(ranker, inner=InnerLoop(steps=2, learning_rate=0.3, adapt=["mixture", "heads"]))
+    adapting.compile("sgd")
+    answer = {
+        name: signature.function
+        for name, signature in meta_sequence_signatures(adapting, states="float32").items()
+    }
+    batch = drawn(2)
+    user = {name: tf.constant(each[:1]) for part in PARTS for name, each in sent(ranker, batch, part).items()}
+    state = {"state_bytes": answer["read"](user)["state_bytes"]}
+    labels = {f"labels_{name}": batch["labels"][name].to_tensor()[:1] for name in ("click", "buy")}
+    whole = answer["adapt"]({**user, **labels})["weights_bytes"].numpy()
+    kept = answer["adapt_on"]({**user, **state, **labels})["weights_bytes"].numpy()
+    weights, others = (FastWeights.from_bytes(each).deltas for each in (whole, kept))
+    assert any(np.abs(delta).max() > 1e-4 for delta in weights.values())
+    for name, delta in weights.items():
+        np.testing.assert_allclose(others[name], delta, rtol=1e-3, atol=1e-6, err_msg=name)
+    right = answer["predict_with"]({**user, "weights_bytes": tf.constant(whole)})
+    found = answer["score_with"]({**user, **state, "weights_bytes": tf.constant(kept)})
+    shared = answer["score"]({**user, **state})
+    np.testing.assert_allclose(found["click_logit"], right["click_logit"], rtol=1e-3, atol=1e-5)
+    assert np.abs(found["click_logit"] - shared["click_logit"]).max() > 1e-4
 
 
 def test_a_cache_drops_what_was_used_least_recently():

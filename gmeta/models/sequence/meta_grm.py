@@ -135,8 +135,10 @@ class ExposureLearner(TaskLearner):
 
     def view(self, batch: TaskBatch, lookup: CollectionLookup, training: bool = False) -> TaskView:
         """Arrange the batch, with the trunk's outputs for the exposures as the network's inputs."""
-        vectors = self.collection.embed(lookup)
-        exposures = self.ranker.trunk(vectors, batch["layout"], training=training)
+        exposures = batch.get("exposures")  # of one user whose history was read before (`UserStates.hidden`)
+        if exposures is None:
+            vectors = self.collection.embed(lookup)
+            exposures = self.ranker.trunk(vectors, batch["layout"], training=training)
         return super().view(batch, lookup, training).with_samples(exposures)
 
     def exposure_losses(self, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

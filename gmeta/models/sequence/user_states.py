@@ -25,6 +25,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
 from gmeta.core.row_formats import RowDtype, RowFormat
+from gmeta.layers import EmbeddingCollection
 from gmeta.layers.sequence.reading import Kept, Reading
 from gmeta.models.meta.fast_weights import weights_digest
 from gmeta.models.sequence.grm_model import GRM
@@ -408,11 +409,14 @@ class UserStates:
 
     def _embed(self, ids: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Look up ids; features without any have no vectors."""
-        nothing = tf.zeros([0], tf.int64)
-        none = tf.RaggedTensor.from_row_splits(nothing, tf.zeros([1], tf.int64), validate=False)
-        collection = self.model.collection
-        every = {each.name: nothing if each.combiner is None else none for each in collection.features}
-        return collection({**every, **ids}, training=False)
+        return self.model.collection({**no_ids(self.model.collection), **ids}, training=False)
+
+
+def no_ids(collection: EmbeddingCollection) -> dict[str, Any]:
+    """Return the input of a collection without samples."""
+    nothing = tf.zeros([0], tf.int64)
+    none = tf.RaggedTensor.from_row_splits(nothing, tf.zeros([1], tf.int64), validate=False)
+    return {each.name: nothing if each.combiner is None else none for each in collection.features}
 
 
 def _checksums(given: Any, layout: Layout) -> tf.Tensor:
