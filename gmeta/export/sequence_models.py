@@ -126,7 +126,16 @@ class PaddedSequences:
         """Return a batch of targets with the scenario that is a context."""
         if self._of_user is None:
             return batch
-        return {**batch, "contexts": {self._of_user.removeprefix("contexts_"): given[self._of_user]}}
+        column, first = given[self._of_user], f"targets_{self._parts['targets'][0]}"
+        own, users = tf.shape(column)[0], tf.shape(given[first])[0]
+        told = [
+            f"{self._of_user} and {first} must have equal numbers of samples, but have",
+            own,
+            "and",
+            users,
+        ]
+        name = self._of_user.removeprefix("contexts_")
+        return {**batch, "contexts": {name: assert_first(column, own == users, told)}}
 
     def batch(
         self, given: Mapping[str, tf.Tensor], parts: Sequence[str] = PARTS

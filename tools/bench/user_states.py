@@ -69,8 +69,8 @@ def measure(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
         states = [served["read"](**user)["state_bytes"] for user, _, _ in batches]
         off = []
         for (user, _, targets), state in zip(batches, states, strict=True):
-            whole = served["predict"](**user, **targets)["ctr_logit"]
-            scored = served["score"](state_bytes=state, **targets)["ctr_logit"]
+            whole = served["predict"](**user, **targets)["click_logit"]
+            scored = served["score"](state_bytes=state, **targets)["click_logit"]
             off.append(float(tf.reduce_max(tf.abs(scored - whole))))
         seconds = interleave(
             {

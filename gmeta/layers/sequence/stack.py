@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from tf_keras.src.mixed_precision.autocast_variable import enable_auto_cast_variables
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
@@ -122,10 +123,11 @@ class SequenceStack(SequenceLayer):
             if times is None and self.needs_times:
                 raise ConfigError(f"{self.name} needs times: pass times=, when each token was")
             view = sequence_view(self.mask, sequences.offsets, times=times)
-        values, kept = sequences.values, []
-        for block in self.blocks:
-            values, k, v = block.read(values, sequences.offsets, view, training)
-            kept.append(Kept.of(k, v, sequences.offsets))
+        values, kept = tf.cast(sequences.values, self.compute_dtype), []
+        with self._as_in_a_call():
+            for block in self.blocks:
+                values, k, v = block.read(values, sequences.offsets, view, training)
+                kept.append(Kept.of(k, v, sequences.offsets))
         reading = Reading.of(sequences.offsets, view.column_times, kept, contexts)
         return Jagged(values, sequences.offsets), reading
 
@@ -158,10 +160,11 @@ class SequenceStack(SequenceLayer):
           ConfigError: There were times in `read` and are none here.
         """
         place, reading = reading.follow(beams, times, self.mask.window, self.name)
-        kept = []
-        for block, own in zip(self.blocks, reading.kept, strict=True):
-            values, own = block.read_on(values, own, place, training)
-            kept.append(own)
+        values, kept = tf.cast(values, self.compute_dtype), []
+        with self._as_in_a_call():
+            for block, own in zip(self.blocks, reading.kept, strict=True):
+                values, own = block.read_on(values, own, place, training)
+                kept.append(own)
         return values, reading._replace(kept=tuple(kept))
 
     def extend(
@@ -188,11 +191,16 @@ class SequenceStack(SequenceLayer):
             )
         window = self.mask.window
         place = reading.extend(tf.shape(values)[1], row_times, column_times, window, self.name)
-        kept = []
-        for block, own in zip(self.blocks, reading.kept, strict=True):
-            values, keys, own_values = block.extend(values, own, place)
-            kept.append((keys, own_values))
+        values, kept = tf.cast(values, self.compute_dtype), []
+        with self._as_in_a_call():
+            for block, own in zip(self.blocks, reading.kept, strict=True):
+                values, keys, own_values = block.extend(values, own, place)
+                kept.append((keys, own_values))
         return values, kept
+
+    def _as_in_a_call(self) -> Any:
+        """Let weights be read in the dtype of the computation, as Keras does in a call."""
+        return enable_auto_cast_variables(self._compute_dtype_object)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""

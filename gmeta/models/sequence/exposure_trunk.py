@@ -310,7 +310,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
     def _token(self, number: int, given: Sequence[tf.Tensor]) -> tf.Tensor:
         """Make tokens of one input's vectors: of a context, of the history or of the targets."""
         if self.combine == "sum":
-            return tf.add_n(list(given))
+            return tf.add_n([tf.cast(each, self.compute_dtype) for each in given])
         return self.projections[number](tf.concat(list(given), axis=1))
 
     def _tokens(self, parts: Mapping[str, list[tf.Tensor]], layout: Layout) -> tuple[Jagged, tf.Tensor]:

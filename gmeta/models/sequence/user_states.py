@@ -7,7 +7,8 @@ attend to them.
 A state is little endian, in words of 32 bits, and a token takes the same number of words in all states of a
 model, so events are appended without touching the words of others::
 
-    header      magic and format, dtype, the trunk's digest (2), the history's checksum (2), tokens (2)
+    header      magic and format, dtype and form of the model, digest of the trunk (2), the history's
+                checksum (2), tokens (2)
     last        the last token as it enters the blocks, float32
     tokens      of each token: its time (2) if the model reads times; a key and a value a block and head
     seal        FarmHash64 of all bytes before (2)
@@ -17,6 +18,8 @@ Keys and values are rows of `gmeta.core.row_formats.RowFormat`, so int8 has a sc
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -49,11 +52,13 @@ class StateContent(NamedTuple):
       reading: What the backbone kept.
       last: (users, dim) float32, the last token of each history as it enters the backbone.
       checksums: (users,) int64, as given when the history was read.
+      digests: (users, 2) int32, of the weights of the trunk that read the first tokens.
     """
 
     reading: Reading
     last: tf.Tensor
     checksums: tf.Tensor
+    digests: tf.Tensor
 
 
 class StateFormat:
@@ -90,20 +95,15 @@ class StateFormat:
         self._contexts = len(model.columns.contexts)
         self._time = 0 if model.columns.time is None else 2
         self._token = self._time + self._blocks * self._heads * (self._key.width + self._value.width)
-        self._name = model.name
+        self._name, self._code = model.name, _CODES[dtype] + (_form_of(model) << 8)
         self.token_bytes, self.fixed_bytes = 4 * self._token, 4 * (_HEADER + self._dim + _SEAL)
 
-    def encode(self, content: StateContent, digest: tf.Tensor) -> tf.Tensor:
-        """Encode states, (users,) string.
-
-        Args:
-          content: The histories.
-          digest: (8,) uint8, of the trunk that read them.
-        """
-        return self._seal(self._head(content, content.reading.lengths, digest), self._tokens(content.reading))
+    def encode(self, content: StateContent) -> tf.Tensor:
+        """Encode states, (users,) string."""
+        return self._seal(self._head(content, content.reading.lengths), self._tokens(content.reading))
 
     def append(
-        self, states: tf.Tensor, kept: tf.Tensor, added: StateContent, lengths: tf.Tensor, digest: tf.Tensor
+        self, states: tf.Tensor, kept: tf.Tensor, added: StateContent, lengths: tf.Tensor
     ) -> tf.Tensor:
         """Append tokens to encoded states, whose other tokens keep their bytes.
 
@@ -112,12 +112,11 @@ class StateFormat:
           kept: (users,) int64, how many tokens of each state stay.
           added: The tokens that follow, and the new last tokens and checksums.
           lengths: (users,) int64, the tokens of the new states.
-          digest: (8,) uint8, of the trunk that read the new tokens.
         """
         tokens = self._tokens(added.reading)
         first = tf.fill(tf.shape(kept), self.fixed_bytes - 4 * _SEAL)
         former = tf.strings.substr(states, first, tf.cast(kept, tf.int32) * self.token_bytes)
-        return self._seal(self._head(added, lengths, digest), tf.strings.join([former, tokens]))
+        return self._seal(self._head(added, lengths), tf.strings.join([former, tokens]))
 
     def decode(self, states: tf.Tensor, digest: tf.Tensor | None) -> StateContent:
         """Decode states.
@@ -134,22 +133,23 @@ class StateFormat:
         states = self._check(states, (sizes >= least) & (sizes % 4 == 0), "is no state, or is cut")
         sizes = tf.maximum(sizes, least)
         longest = tf.reduce_max(tf.concat([sizes, [least]], axis=0))
-        words = tf.io.decode_raw(states, tf.int32, fixed_length=longest)
+        # One place more than the longest has, so that there is one where no state has a token.
+        words = tf.io.decode_raw(states, tf.int32, fixed_length=longest + self.token_bytes)
         head = words[:, :_HEADER]
-        code = _CODES[self._dtype]
         words = self._check(words, head[:, 0] == _MAGIC, "is no state, or one of another version of gmeta")
-        words = self._check(words, head[:, 1] == code, f"holds another dtype than {self._dtype}")
+        same = (head[:, 1] & 255) == self._code & 255
+        words = self._check(words, same, f"holds another dtype than {self._dtype}")
+        words = self._check(words, head[:, 1] == self._code, "is of a model with other settings")
         lengths = tf.bitcast(head[:, 6:8], tf.int64)
         wanted = tf.cast(sizes - least, tf.int64)
         whole = (lengths >= self._contexts) & (lengths <= wanted) & (lengths * self.token_bytes == wanted)
         words = self._check(words, whole, "is cut, or is of a model of another form")
         words = self._check(words, self._is_sealed(states, sizes), "is damaged: its checksum differs")
         if digest is not None:
-            own = tf.bitcast(tf.reshape(digest, [2, 4]), tf.int32)
-            same = tf.reduce_all(head[:, 2:4] == own, axis=1)
+            same = tf.reduce_all(head[:, 2:4] == _as_words(digest), axis=1)
             words = self._check(words, same, "was read by other weights than these")
         last = tf.bitcast(words[:, _HEADER : _HEADER + self._dim], tf.float32)
-        count = (longest - least) // self.token_bytes
+        count = (longest - least) // self.token_bytes + 1
         first = _HEADER + self._dim
         body = tf.reshape(words[:, first : first + count * self._token], [-1, count, self._token])
         # Behind its tokens, a shorter state has its seal, and NaN may be among the numbers of these bits.
@@ -164,7 +164,7 @@ class StateFormat:
                 place += wide
             kept.append(Kept(*parts))
         reading = Reading.of_padded(lengths, times, kept, self._contexts)
-        return StateContent(reading, last, tf.bitcast(head[:, 4:6], tf.int64))
+        return StateContent(reading, last, tf.bitcast(head[:, 4:6], tf.int64), head[:, 2:4])
 
     def _rows(self, form: RowFormat, words: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         """Decode (users, count, heads * width) words to (users, heads, count, dim)."""
@@ -186,12 +186,12 @@ class StateFormat:
         offsets = tf.concat([[0], tf.cumsum(lengths)], axis=0)
         return _bytes_of_rows(Jagged(tf.concat(columns, axis=1), offsets))
 
-    def _head(self, content: StateContent, lengths: tf.Tensor, digest: tf.Tensor) -> tf.Tensor:
+    def _head(self, content: StateContent, lengths: tf.Tensor) -> tf.Tensor:
         """Encode what stands before the tokens, (users,) string."""
         users = tf.size(lengths)
-        constant = [[_MAGIC, _CODES[self._dtype]], tf.bitcast(tf.reshape(digest, [2, 4]), tf.int32)]
         words = [
-            tf.tile(tf.concat(constant, axis=0)[tf.newaxis], [users, 1]),
+            tf.tile([[_MAGIC, self._code]], [users, 1]),
+            content.digests,
             *(tf.bitcast(each, tf.int32) for each in (content.checksums, lengths)),
             tf.bitcast(tf.cast(content.last, tf.float32), tf.int32),
         ]
@@ -229,7 +229,24 @@ def _bytes_of_rows(rows: Jagged) -> tf.Tensor:
         return tf.strings.substr(serialized, tf.strings.length(serialized) - size, size)
 
     spans = tf.stack([rows.offsets[:-1], rows.offsets[1:]], axis=1)
-    return tf.map_fn(of_one, spans, fn_output_signature=tf.TensorSpec([], tf.string), parallel_iterations=2)
+    return tf.map_fn(of_one, spans, fn_output_signature=tf.TensorSpec([], tf.string))
+
+
+def _form_of(model: GRM) -> int:
+    """Hash what the meaning of keys and values depends on besides weights, to 22 bits."""
+    backbone = {
+        name: value
+        for name, value in model.trunk.backbone.get_config().items()
+        if name not in ("name", "seed", "dropout", "dtype", "trainable")
+    }
+    columns = model.columns
+    settings = [backbone, model.trunk.combine, columns.contexts, columns.history, columns.time]
+    return zlib.crc32(json.dumps(settings, sort_keys=True).encode()) >> 10
+
+
+def _as_words(digest: tf.Tensor) -> tf.Tensor:
+    """Return a digest (8,) uint8 as (2,) int32."""
+    return tf.bitcast(tf.reshape(digest, [2, 4]), tf.int32)
 
 
 _EVERY_BYTE = [bytes([byte]) for byte in range(256)]
@@ -257,7 +274,11 @@ class UserStates:
     where 2 x and x are rounded up to whole words of 4 bytes.
 
     A token is read by the rows and weights of that moment. A state that other dense weights of the trunk have
-    read is refused, or used nevertheless (``stale="apply"``). Rows may have changed since.
+    read is refused, or used nevertheless (``stale="apply"``); a state that is continued nevertheless stays one
+    of the former weights. Rows may have changed since. States of models with other settings are refused.
+
+    A request computes as many tokens and candidates a user as its longest has: send users with histories of
+    similar lengths together.
 
     Args:
       model: The model. Its backbone must be `gmeta.layers.HSTU` with a causal mask, without ``by_time`` and
@@ -265,7 +286,7 @@ class UserStates:
       dtype: ``"float32"``, ``"bfloat16"`` or ``"int8"`` (`gmeta.core.row_formats.RowFormat`).
       stale: What to do with a state that other weights have read: ``"refuse"`` or ``"apply"``.
       at_once: How many candidates of a user are compared with the history at once, which bounds memory: about
-        8 bytes × users × heads × ``at_once`` × tokens.
+        8 bytes × users × heads × ``at_once`` × tokens of the longest history.
 
     Raises:
       ConfigError: The model can't keep states, or a setting has an unknown value.
@@ -310,8 +331,9 @@ class UserStates:
         layout = columns.layout(x, "history")
         vectors = self._embed(columns.ids(x, set(model.labels.values()), targets=False))
         reading, last = model.trunk.read(vectors, layout)
-        content = StateContent(reading, last, _checksums(checksums, layout))
-        return self.format.encode(content, self.digest() if digest is None else digest)
+        users = tf.size(layout.history) - 1
+        digests = tf.tile(_as_words(self.digest() if digest is None else digest)[tf.newaxis], [users, 1])
+        return self.format.encode(StateContent(reading, last, _checksums(checksums, users), digests))
 
     def read_on(self, states: Any, x: Batch, checksums: Any = None, digest: Any = None) -> tf.Tensor:
         """Read events that came after the histories of states.
@@ -328,7 +350,6 @@ class UserStates:
         Raises:
           InvalidArgumentError: As `StateFormat.decode`.
         """
-        digest = self.digest() if digest is None else digest
         states = tf.convert_to_tensor(states, tf.string)
         content = self._decode(states, digest)
         model = self.model
@@ -338,8 +359,8 @@ class UserStates:
         kept = [Kept(*each) for each in extension.blocks]
         added = Reading.of_padded(extension.lengths, extension.times, kept, 0)
         lengths = extension.kept + extension.lengths
-        new = StateContent(added, last, _checksums(checksums, layout))
-        return self.format.append(states, extension.kept, new, lengths, digest)
+        new = StateContent(added, last, _checksums(checksums, tf.size(states)), content.digests)
+        return self.format.append(states, extension.kept, new, lengths)
 
     def score(self, states: Any, x: Batch, digest: Any = None) -> dict[str, tf.RaggedTensor]:
         """Compute the logits of candidates, task or product -> ragged (users, None).
@@ -366,8 +387,6 @@ class UserStates:
 
     def hidden(self, states: Any, x: Batch, digest: Any = None) -> tuple[tf.Tensor, Layout]:
         """Compute the trunk's vector of each candidate, (exposures, dim), and the layout; see `score`."""
-        if self._refuses and digest is None:
-            digest = self.digest()
         states = tf.convert_to_tensor(states, tf.string)
         content = self._decode(states, digest)
         layout = self._part(x, "targets", states)
@@ -383,7 +402,7 @@ class UserStates:
         Returns:
           Name -> (users,) int64. The time of a state without events is 0.
         """
-        content = self._decode(tf.convert_to_tensor(states, tf.string), None)
+        content = self.format.decode(tf.convert_to_tensor(states, tf.string), None)
         reading = content.reading
         found = {"tokens": reading.lengths, "checksum": content.checksums}
         if reading.times is not None:
@@ -392,7 +411,9 @@ class UserStates:
         return found
 
     def _decode(self, states: tf.Tensor, digest: tf.Tensor | None) -> StateContent:
-        return self.format.decode(states, digest if self._refuses else None)
+        if not self._refuses:
+            return self.format.decode(states, None)
+        return self.format.decode(states, self.digest() if digest is None else digest)
 
     def _part(self, x: Batch, part: Part, states: tf.Tensor) -> Layout:
         """Return the layout of a part of a batch, after checking its number of users."""
@@ -419,8 +440,9 @@ def no_ids(collection: EmbeddingCollection) -> dict[str, Any]:
     return {each.name: nothing if each.combiner is None else none for each in collection.features}
 
 
-def _checksums(given: Any, layout: Layout) -> tf.Tensor:
-    users = tf.size(layout.history) - 1
+def _checksums(given: Any, users: tf.Tensor) -> tf.Tensor:
     if given is None:
         return tf.zeros([users], tf.int64)
-    return tf.ensure_shape(tf.cast(given, tf.int64), [None])
+    found = tf.reshape(tf.cast(given, tf.int64), [-1])
+    told = ["checksums: one a user expected; users", users, "checksums", tf.size(found)]
+    return assert_first(found, tf.size(found) == users, told)

@@ -133,6 +133,36 @@ def drawn():
     return parts(np.random.default_rng(7), 3, [5, 0, 2], [2, 1, 0], [3, 2, 4])
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_user_without_anything_is_scored(timed):
+    model, random = make(timed=timed, contexts=()), np.random.default_rng(0)
+    _, nothing, later, targets = parts(random, 1, [0], [2], [3])
+    states = UserStates(model, "float32")
+    state = states.read({"history": nothing})
+    close = {"rtol": 2e-4, "atol": 2e-5}
+    assert_scores(states.score(state, {"targets": targets}), model, {}, nothing, targets, **close)
+    assert states.about(state)["tokens"].numpy().tolist() == [0]
+    state = states.read_on(state, {"history": later})
+    assert_scores(states.score(state, {"targets": targets}), model, {}, later, targets, **close)
+
+
+@pytest.mark.parametrize("form", ["research", "production"])
+def test_mixed_precision_computes_as_a_call_does(form, drawn):
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        model = make(form=form)
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    contexts, history, later, targets = drawn
+    states = UserStates(model)
+    state = states.read({"contexts": contexts, "history": history})
+    given = {"contexts": contexts, "targets": targets}
+    close = {"rtol": 0, "atol": 0.05}  # 8 bits of a number
+    assert_scores(states.score(state, given), model, contexts, history, targets, **close)
+    state = states.read_on(state, {"history": later})
+    assert_scores(states.score(state, given), model, contexts, joined(history, later), targets, **close)
+
+
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.05), ("int8", 0.05)])
 def test_fewer_bits_round_keys_and_values_and_nothing_else(model, drawn, dtype, most):
     contexts, history, _, targets = drawn
@@ -205,7 +235,18 @@ def test_damage_and_states_of_others_are_refused(model, drawn):
     other.trunk.weights[0].assign_add(tf.ones_like(other.trunk.weights[0]))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)was read by other weights.*0, 1, 2"):
         UserStates(other).score(good, given)
-    UserStates(other, stale="apply").score(good, given)
+    applied = UserStates(other, stale="apply")
+    applied.score(good, given)
+    nothing = {name: column[:, :0] for name, column in history.items()}
+    continued = applied.read_on(good, {"history": nothing})  # some tokens stay those of the former weights
+    with pytest.raises(tf.errors.InvalidArgumentError, match="was read by other weights"):
+        UserStates(other).score(continued, given)
+    form = make(mask=AttentionMask(window=2))
+    form.set_weights(model.get_weights())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is of a model with other settings"):
+        UserStates(form, stale="apply").score(good, given)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="checksums: one a user expected"):
+        states.read(x, checksums=[1, 2])
     with pytest.raises(tf.errors.InvalidArgumentError, match="a state for each user expected; users"):
         states.score(good[:2], given)
 
