@@ -31,7 +31,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.json_values import whole
 from gmeta.core.keras import submodules
-from gmeta.core.position import position_of
+from gmeta.core.position import position_of, positions_in
 from gmeta.core.settings import parse_duration
 from gmeta.core.step import StepCallback
 from gmeta.io.readers.group_reader import reads_ranges
@@ -254,7 +254,8 @@ class ShardedCheckpoint(StepCallback):
             that returns data whose first iteration yields that epoch and each later iteration the next epoch,
             such as ``gmeta.io.tasks(start=)``; or a function of that number and of `stages_of_epoch` that
             also skips the data that these steps have read.
-          epochs: The total number of epochs, including those trained before.
+          epochs: The total number of epochs, including those trained before. A stream that has more rows
+            (`gmeta.io.StreamPosition`) is trained nevertheless: its last epoch ended where it ended then.
           callbacks: Other callbacks; this one runs after them.
           **options: As in ``tf.keras.Model.fit``, such as ``validation_data`` and ``verbose``.
 
@@ -276,6 +277,8 @@ class ShardedCheckpoint(StepCallback):
             )
         """
         first = self._epochs if self._restored is model else self.restore(model)
+        if first >= epochs and any(each.wait() for each in positions_in(model)):
+            epochs = first + 1
         return fit_on(self, model, data, first, epochs=epochs, callbacks=callbacks, **options)
 
     @property

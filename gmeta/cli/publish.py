@@ -225,7 +225,8 @@ def follow(
     show(f"trains {config.label} on {config.source} by {', '.join(config.features or ())}, in {run}")
     following.train()
     rows = sum(counts.rows for counts in stream.counts)
-    show(f"read {rows:,} rows; the same command continues")
+    steps = int(following.model.reading.step)
+    show(f"read {rows:,} rows, {steps:,} steps are trained; the same command continues")
 
 
 @click.command("publish")

@@ -35,6 +35,10 @@ class Position(tf.Module):
         """Whether any number of ranks can resume from the position."""
         return False
 
+    def wait(self) -> bool:
+        """Wait for data that grow, and return whether there are more than were read."""
+        return False
+
     def state(self) -> dict[str, Any]:
         """Return the position as JSON values."""
         return {name: getattr(self, name).numpy().tolist() for name in self._in_state}

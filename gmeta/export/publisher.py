@@ -58,7 +58,14 @@ from gmeta.core.step import StepCallback
 from gmeta.export.delta_signatures import Updates, dense_weights, layout_of, named_tables
 from gmeta.export.external_rows import external_names
 from gmeta.export.model_deltas import Delta, Layout, TableChange, split
-from gmeta.export.published_folder import LARGEST, MODEL, PublishedFolder, save_external, span_name
+from gmeta.export.published_folder import (
+    LARGEST,
+    MODEL,
+    STREAM,
+    PublishedFolder,
+    save_external,
+    span_name,
+)
 from gmeta.export.saved_model import export_model
 from gmeta.export.table_changes import (
     Changes,
@@ -121,6 +128,7 @@ class Publisher(StepCallback):
       listeners: Functions that are called with what was published, or with None if nothing had changed.
       covered: The time of the last publication, in seconds since 1970: all rows that were trained before it
         are published. 0 before the first one.
+      failure: Why the last publication of a callback failed; empty if it didn't.
 
     Raises:
       ConfigError: A time or ``dtype`` is invalid; the folder belongs to another model, or has rows of another
@@ -166,7 +174,7 @@ class Publisher(StepCallback):
         self._owes_dense = False  # a delta with dense weights may have appeared, or not
         self._asked, self._batches, self._ask_after = time.monotonic(), 0, 1
         self.listeners: list[Callable[[Published | None], Any]] = []
-        self.covered = 0.0
+        self.covered, self.failure = 0.0, ""
         claim = ExitStack()
         self.close = weakref.finalize(self, claim.close)
         self._number = self._ranks.from_first(lambda: self._claim(claim))  # the last used, on rank 0
@@ -224,7 +232,17 @@ class Publisher(StepCallback):
         """Return whether a delta can continue the last version, on all ranks."""
         found = collectives.allgather_objects((self._changes.can_continue(), self._version))
         self._version = found[0][1]
-        return all(each for each, _ in found)
+        return all(each for each, _ in found) and self._ranks.from_first(self._is_whole)
+
+    def _is_whole(self) -> bool:
+        """Return whether the folder still has a SavedModel, and write its layout again if that is gone."""
+        if not self._folder.has_layout():
+            warnings.warn(f"{self._folder} had lost {STREAM}, which is written again", stacklevel=2)
+            self._folder.save_layout(self._layout)
+        if self._folder.contents().models:
+            return True
+        warnings.warn(f"{self._folder} has lost its SavedModels: the next publication is one", stacklevel=2)
+        return False
 
     def _merge_averages(self) -> None:
         """Give all ranks the same moving averages, as before a checkpoint."""
@@ -419,10 +437,12 @@ class Publisher(StepCallback):
         """Publish; if a file can't be written, warn, and leave the changes to the next delta."""
         try:
             publish()
+            self.failure = ""
         except (CollectiveError, ConfigError, NotFiniteError):
             raise
         except (GmetaError, OSError) as error:
             self._note("failed")
+            self.failure = str(error)
             warnings.warn(f"not published, the next delta has it: {error}", stacklevel=2)
 
 

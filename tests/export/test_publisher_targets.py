@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from concurrent.futures import wait
 
 import numpy as np
@@ -157,6 +158,21 @@ def test_a_model_that_cannot_be_written_leaves_no_version_and_training_goes_on(m
     assert publisher.publish().version == 3
     assert PublishedFolder(files).contents().models == (3,)
     publisher.close()
+
+
+def test_what_is_removed_from_the_folder_is_written_again(model, tmp_path):
+    publisher = Publisher(model, tmp_path, dense_every="1s")
+    publisher.publish()
+    stream = (tmp_path / "stream.json").read_bytes()
+    shutil.rmtree(tmp_path / "model")
+    train(model, np.arange(60))
+    with pytest.warns(UserWarning, match="has lost its SavedModels: the next publication is one"):
+        assert publisher.publish().path == tmp_path / "model/2"
+    (tmp_path / "stream.json").unlink()
+    train(model, np.arange(70))
+    with pytest.warns(UserWarning, match="had lost stream.json, which is written again"):
+        assert publisher.publish().path.suffix == ".delta"
+    assert (tmp_path / "stream.json").read_bytes() == stream
 
 
 def test_a_publisher_takes_over_from_one_that_still_runs(model, tmp_path):

@@ -42,6 +42,7 @@ from gmeta.experiment.online.online_model import OnlineConfig, OnlineModel
 from gmeta.experiment.online.warm_start import OF_THE_RUN, ContinuedModel, Start
 from gmeta.export import Publisher
 from gmeta.io import StreamPosition
+from gmeta.io.reader_stats import data_errors
 from gmeta.io.streams.event_stream import Stream
 from gmeta.io.streams.late_labels import CORRECTS, LOG_ODDS
 from gmeta.metrics.guard import Decision, Guard
@@ -233,6 +234,8 @@ class Following:
         def take(x: dict[str, Any], *rest: tf.Tensor) -> tuple[Any, ...]:
             found = {name: x[name] for name in (*kept, *odds)}
             found |= {name: tf.ragged.map_flat_values(hash_text, found[name]) for name in texts}
+            if self.config.positive is not None:
+                rest = (tf.cast(rest[0] >= self.config.positive, tf.float32), *rest[1:])
             return (found, *rest)
 
         batches = stream.batches(
@@ -255,7 +258,7 @@ class Following:
             callbacks.append(self.publisher)
             due.append(self.publisher.publish_due)
         callbacks.append(_WhileQuiet(self.model.reading, self.stream.poll, due))
-        with _stops_on_signals(self.model) as stopped:
+        with self._published(), _stops_on_signals(self.model) as stopped:
             if self.publisher is not None and (self.saving.batches or self.config.start):
                 # What was trained before is published now, not after the next event. What was published after
                 # the last checkpoint is trained again.
@@ -264,7 +267,9 @@ class Following:
                 if not self.model.reading.wait():
                     return
                 self.epochs += 1
-                self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
+                with data_errors():
+                    options: dict[str, Any] = {"epochs": self.epochs, "callbacks": callbacks, "verbose": 0}
+                    self.saving.fit(self.model, self._data, **options)
                 decision = self.progress.decision
                 if any(collectives.allgather_objects(stopped())):
                     return
@@ -281,6 +286,16 @@ class Following:
                         "the same command continues"
                     )
                 self._fall_back(decision)
+
+    @contextmanager
+    def _published(self) -> Iterator[None]:
+        """Raise an error at the end if what was trained last isn't published."""
+        yield
+        if self.publisher is not None and self.publisher.failure:
+            raise GmetaError(
+                f"trained and saved, but the last changes aren't published: {self.publisher.failure}; the "
+                "same command publishes them"
+            )
 
     def _fall_back(self, decision: Decision) -> None:
         """Restore weights and rows from before the metrics broke; the position stays."""

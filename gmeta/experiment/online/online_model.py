@@ -65,6 +65,7 @@ class OnlineConfig:
         (`gmeta.experiment.online.warm_start`). None: a new model.
       time: The column of event times; None: the broker's times.
       unit: The unit of a column of numbers.
+      positive: The least label that is positive, such as 4 for ratings of 1 to 5. None: labels are 0 and 1.
       form: As for `gmeta.io.stream`.
       columns: The columns' types; None: inferred from the first rows, and then kept.
       idle: As for `gmeta.io.stream`.
@@ -97,6 +98,7 @@ class OnlineConfig:
     start: str | None = field(default=None, kw_only=True)
     time: str | None = None
     unit: str | None = None
+    positive: float | None = None
     form: Format | None = None
     columns: dict[str, str] | None = None
     idle: str = "5s"
@@ -171,6 +173,12 @@ class OnlineConfig:
                 f"label = {self.label!r} is no column of {self.source}, which has {', '.join(names)}"
             )
         taken = {self.label, self.time, WEIGHT, LOG_ODDS, *(self.outcomes.key if self.outcomes else ())}
+        kind = columns.get(self.label, "float32")  # a join makes the label
+        if kind not in ("int64", "float32"):
+            raise ConfigError(
+                f"label = {self.label!r} is {kind}, and a label is 0 or 1, or a number with positive=: write "
+                "it as a number"
+            )
         features = self.features or tuple(name for name in columns if name not in taken)
         for name in features:
             if name not in columns:

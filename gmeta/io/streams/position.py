@@ -189,7 +189,13 @@ class StreamReader:
 
     def look(self) -> int | None:
         """Wait for the next batch, and return its rows; None if the stream has ended."""
-        if next(iter(self), None) is None:
+        try:
+            found = next(iter(self), None)
+        except ValueError as error:
+            if isinstance(error.__cause__, GmetaError):
+                raise error.__cause__ from None  # outside of a graph
+            raise
+        if found is None:
             return None
         return self._given[-1].num_rows
 

@@ -48,6 +48,10 @@ _TENSORS = {
     "timestamp": tf.int64,
 }
 _ADVICE = "mend the source, or skip such rows by on_bad='skip'"
+_KIND_ADVICE = f"{_ADVICE}; if the column has another kind than in its first rows, name it by columns="
+_YEAR = 365.2425 * 86400 * 1e6
+_FARTHEST = 3e3 * _YEAR
+"""In microseconds."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ def parse(
         ) as error:
             reason = f"{where(number)}: {first_line(error)}"
             if counts is None:
-                raise DataError(f"{reason}; got {_shown(value)}", advice=_ADVICE) from error
+                raise DataError(f"{reason}; got {_shown(value)}", advice=_KIND_ADVICE) from error
             counts.skip(reason)
     return concat(sound, arrow_schema(columns)), np.asarray(numbers, np.int64)
 
@@ -330,16 +334,24 @@ def event_times(batch: pa.RecordBatch, column: str, unit: str) -> Ints:
 
     Raises:
       DataError: A time is no number.
+      ConfigError: A time is more than three thousand years from 1970, as of another unit.
     """
     values = batch.column(batch.schema.get_field_index(column))
     if pa.types.is_timestamp(values.type):
         return values.cast(pa.int64()).to_numpy()
     numbers = values.to_numpy()
+    if pa.types.is_floating(values.type) and not np.isfinite(numbers).all():
+        raise DataError(
+            f"column {column!r} has a time that is {numbers[~np.isfinite(numbers)][0]}", advice=_ADVICE
+        )
+    far = np.abs(numbers.astype(np.float64)) * UNITS[unit] > _FARTHEST
+    if far.any():
+        years = float(numbers[far][0]) * UNITS[unit] / _YEAR
+        raise ConfigError(
+            f"column {column!r} has the time {numbers[far][0]}, which is {years:.0f} years from 1970 in unit="
+            f"{unit!r}: give the unit of the column, unit='ms', 'us' or 'ns'"
+        )
     if pa.types.is_floating(values.type):
-        if not np.isfinite(numbers).all():
-            raise DataError(
-                f"column {column!r} has a time that is {numbers[~np.isfinite(numbers)][0]}", advice=_ADVICE
-            )
         return np.round(numbers.astype(np.float64) * UNITS[unit]).astype(np.int64)
     found: Ints = numbers * int(UNITS[unit]) if UNITS[unit] >= 1 else numbers // 1000
     return found

@@ -273,9 +273,9 @@ class UserStates:
 
     where 2 x and x are rounded up to whole words of 4 bytes.
 
-    A token is read by the rows and weights of that moment. A state that other dense weights of the trunk have
-    read is refused, or used nevertheless (``stale="apply"``); a state that is continued nevertheless stays one
-    of the former weights. Rows may have changed since. States of models with other settings are refused.
+    A token is read by the rows and weights of that moment; rows may have changed since. A state that other
+    dense weights of the trunk have read is refused, or used nevertheless (``stale="apply"``), and stays
+    one of the former weights when it is continued. States of models with other settings are refused.
 
     A request computes as many tokens and candidates a user as its longest has: send users with histories of
     similar lengths together.

@@ -105,6 +105,24 @@ def test_days_in_parts_equal_days_at_once(tmp_path: Path) -> None:
         follow(tmp_path / "run", tmp_path / "parts", dim=8)
 
 
+def test_what_a_stream_cannot_be_trained_on_is_named_in_one_line(tmp_path: Path) -> None:
+    put(tmp_path / "log", 0)
+    rows = [json.loads(line) for line in (tmp_path / "log/0000.jsonl").read_text().splitlines()]
+    texts = [{**row, "click": "yes"} for row in rows]
+    gap = [{**row, "click": None if number == 100 else 1} for number, row in enumerate(rows)]
+    for name, changed in (("text", texts), ("gap", gap)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.jsonl").write_text("\n".join(map(json.dumps, changed)))
+    with pytest.raises(
+        ConfigError, match="label = 'click' is string, and a label is 0 or 1, or a number with"
+    ):
+        follow(tmp_path / "run", tmp_path / "text")
+    with pytest.raises(DataError, match=r"0\.jsonl: row 101: column 'click' has a gap"):
+        follow(tmp_path / "gaps", tmp_path / "gap")
+    found = follow(tmp_path / "rated", tmp_path / "log", positive=0)
+    assert all(window.calibration < 1 for window in found.progress.metrics.windows)  # all are positive
+
+
 @pytest.mark.shown_by("callbacks/test_progressive_evaluation.py::test_a_broken_rule_ends_training")
 def test_rules_stop_training_or_return_to_a_checkpoint(tmp_path: Path) -> None:
     for number in range(10):
@@ -214,7 +232,7 @@ def test_the_commands_train_publish_and_refuse(tmp_path: Path) -> None:
     words = [word for each in settings for word in ("--set", each)]
     found = gmeta("train", "--follow", log, "--run", run, "--until-end", "--publish", online, *words)
     assert found.exit_code == 0, found.output
-    assert "read 256 rows; the same command continues" in found.output
+    assert "read 256 rows, 8 steps are trained; the same command continues" in found.output
     put(tmp_path / "log", 1)
     found = gmeta("train", "--follow", log, "--run", run, "--until-end")
     assert "read 256 rows" in found.output

@@ -236,7 +236,7 @@ def test_the_command_begins_with_a_run_and_goes_on(runs: Path, tmp_path: Path) -
     assert f"--from {runs / 'batch'}" in found
     settings = ["--set", 'time="ts"', "--set", "batch_size=64", "--publish", tmp_path / "online"]
     found = gmeta(*words, "--from", runs / "batch/dcn", *settings)
-    assert "read 512 rows; the same command continues" in found
+    assert "read 512 rows, 8 steps are trained; the same command continues" in found
     found = gmeta(*words, "--from", runs / "batch/dcn", "--publish", tmp_path / "again")
     assert "read 0 rows" in found
     assert "began with start" in gmeta(*words, "--from", runs / "batch/fm", code=2)

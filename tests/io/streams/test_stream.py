@@ -111,6 +111,31 @@ def test_bad_rows_and_files_are_named(tmp_path: Path) -> None:
         times(skipping.batches(4))
 
 
+def test_times_of_another_unit_are_refused(tmp_path: Path) -> None:
+    put(tmp_path, "1.jsonl", [{**row, "ts": 1_700_000_000_000 + row["ts"]} for row in events(5)])
+    for given in ({}, {"unit": "s"}):
+        described = stream(tmp_path, columns=COLUMNS, time="ts", follow=False, **given)
+        with pytest.raises(DataError, match="years from 1970 in unit='s': give the unit"), data_errors():
+            times(described.batches(4))
+    assert sum(map(len, times(stream(tmp_path, time="ts", unit="ms", follow=False).batches(4)))) == 5
+
+
+def test_a_script_that_runs_again_trains_what_has_come_since(tmp_path: Path) -> None:
+    trained = []
+    for number, rows in enumerate((events(8), events(16)[8:], [])):
+        if rows:
+            put(tmp_path / "log", f"{number}.jsonl", rows)
+        model = make_model()
+        model.compile("sgd", tf.keras.losses.BinaryCrossentropy(from_logits=True))
+        described = stream(tmp_path / "log", columns=COLUMNS, time="ts", follow=False)
+        data = described.batches(4, label="click", start=model.reading).map(
+            lambda x, y: ({name: x[name] for name in ("user", "item")}, y)
+        )
+        ShardedCheckpoint(tmp_path / "checkpoints", every=100).fit(model, data, epochs=1, verbose=0)
+        trained.append((int(model.reading.step), described.counts[0].rows))
+    assert trained == [(2, 8), (4, 8), (4, 0)]
+
+
 def test_after_an_error_no_row_is_passed_over(tmp_path: Path) -> None:
     good, rows = [json.dumps(row) for row in events(30)], [*range(30)]
     put(tmp_path, "1.jsonl", events(10))
