@@ -135,7 +135,7 @@ class StateFormat:
         longest = tf.reduce_max(tf.concat([sizes, [least]], axis=0))
         # One place more than the longest has, so that there is one where no state has a token.
         words = tf.io.decode_raw(states, tf.int32, fixed_length=longest + self.token_bytes)
-        head = words[:, :_HEADER]
+        head = tf.ensure_shape(words[:, :_HEADER], [None, _HEADER])
         words = self._check(words, head[:, 0] == _MAGIC, "is no state, or one of another version of gmeta")
         same = (head[:, 1] & 255) == self._code & 255
         words = self._check(words, same, f"holds another dtype than {self._dtype}")
@@ -148,7 +148,7 @@ class StateFormat:
         if digest is not None:
             same = tf.reduce_all(head[:, 2:4] == _as_words(digest), axis=1)
             words = self._check(words, same, "was read by other weights than these")
-        last = tf.bitcast(words[:, _HEADER : _HEADER + self._dim], tf.float32)
+        last = tf.ensure_shape(words[:, _HEADER : _HEADER + self._dim], [None, self._dim])
         count = (longest - least) // self.token_bytes + 1
         first = _HEADER + self._dim
         body = tf.reshape(words[:, first : first + count * self._token], [-1, count, self._token])
@@ -164,6 +164,7 @@ class StateFormat:
                 place += wide
             kept.append(Kept(*parts))
         reading = Reading.of_padded(lengths, times, kept, self._contexts)
+        last = tf.bitcast(last, tf.float32)
         return StateContent(reading, last, tf.bitcast(head[:, 4:6], tf.int64), head[:, 2:4])
 
     def _rows(self, form: RowFormat, words: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
