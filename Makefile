@@ -55,7 +55,7 @@ demo-online: setup  ## Train on a generated stream and serve it, in three minute
 test: setup lint  ## Everything that must hold before a commit: setup, lint, all tests [PYTEST_ARGS=...]
 	$(BIN)/pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
-test-longer: setup  ## What `test` leaves out to take ten minutes: tests that a quicker one stands for
+test-longer: setup  ## What `test` leaves out for time: tests that a quicker one stands for
 	$(BIN)/pytest $(IN_PARALLEL) -m 'longer and not slow' $(PYTEST_ARGS)
 
 test-all: setup lint  ## `test` and `test-longer`, and the rest: benchmarks, soaks, more of what another test shows, all ranks

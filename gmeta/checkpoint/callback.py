@@ -254,8 +254,8 @@ class ShardedCheckpoint(StepCallback):
             that returns data whose first iteration yields that epoch and each later iteration the next epoch,
             such as ``gmeta.io.tasks(start=)``; or a function of that number and of `stages_of_epoch` that
             also skips the data that these steps have read.
-          epochs: The total number of epochs, including those trained before. A stream that has more rows
-            (`gmeta.io.StreamPosition`) is trained nevertheless: its last epoch ended where it ended then.
+          epochs: The total number of epochs, including those trained before. If all are trained and the data
+            are a stream (`gmeta.io.StreamPosition`) that has more rows, one more epoch trains these.
           callbacks: Other callbacks; this one runs after them.
           **options: As in ``tf.keras.Model.fit``, such as ``validation_data`` and ``verbose``.
 

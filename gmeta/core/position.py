@@ -36,7 +36,7 @@ class Position(tf.Module):
         return False
 
     def wait(self) -> bool:
-        """Wait for data that grow, and return whether there are more than were read."""
+        """Wait until data that grow have more, or end; return whether they have more."""
         return False
 
     def state(self) -> dict[str, Any]:

@@ -88,12 +88,14 @@ class Contents:
       models: The versions of complete SavedModels, in ascending order.
       rows: The versions that have all rows of external tables -> the names of their deltas, in order.
       incomplete: The names of folders that a killed publisher has left.
+      has_layout: Whether the stream's layout is there.
     """
 
     deltas: tuple[Span, ...]
     models: tuple[int, ...]
     rows: Mapping[int, tuple[str, ...]]
     incomplete: tuple[str, ...]
+    has_layout: bool
 
     @property
     def version(self) -> int:
@@ -167,6 +169,7 @@ class PublishedFolder:
             tuple(version for kind, version in sorted(whole) if kind == MODEL),
             {version: tuple(names) for version, names in parts.items()},
             tuple(name for key, name in folders.items() if key not in whole),
+            STREAM in files,
         )
 
     def _list(self) -> dict[str, int]:
@@ -286,10 +289,6 @@ class PublishedFolder:
     def save_layout(self, layout: Layout) -> None:
         """Write the stream's layout."""
         self._files.write(STREAM, layout.to_json().encode())
-
-    def has_layout(self) -> bool:
-        """Return whether the folder has a layout."""
-        return STREAM in self._list()
 
     def write(self, delta: Delta, layout: Layout) -> tuple[NamedPath, int]:
         """Write a delta, and return its path and size.

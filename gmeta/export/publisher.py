@@ -188,7 +188,7 @@ class Publisher(StepCallback):
     @cached_property
     def _layout(self) -> Layout:
         """The stream's layout, on rank 0; the model is built before the first publication."""
-        if not self._folder.has_layout():
+        if not self._folder.contents().has_layout:
             layout = layout_of(self._published, uuid.uuid4().hex, self._dtype)
             self._folder.save_layout(layout)
             return layout
@@ -236,10 +236,11 @@ class Publisher(StepCallback):
 
     def _is_whole(self) -> bool:
         """Return whether the folder still has a SavedModel, and write its layout again if that is gone."""
-        if not self._folder.has_layout():
+        contents = self._folder.contents()
+        if not contents.has_layout:
             warnings.warn(f"{self._folder} had lost {STREAM}, which is written again", stacklevel=2)
             self._folder.save_layout(self._layout)
-        if self._folder.contents().models:
+        if contents.models:
             return True
         warnings.warn(f"{self._folder} has lost its SavedModels: the next publication is one", stacklevel=2)
         return False

@@ -250,7 +250,8 @@ class Following:
         """Train until the stream ends, a signal stops it, or a rule does.
 
         Raises:
-          GmetaError: A rule ended it.
+          DataError: The stream has a bad row, or a file that came too late.
+          GmetaError: A rule ended it, or the last changes couldn't be published.
         """
         callbacks = [_Count(self, self._monitor), self.progress]
         due = [self.saving.save_due]
@@ -258,7 +259,7 @@ class Following:
             callbacks.append(self.publisher)
             due.append(self.publisher.publish_due)
         callbacks.append(_WhileQuiet(self.model.reading, self.stream.poll, due))
-        with self._published(), _stops_on_signals(self.model) as stopped:
+        with data_errors(), self._published(), _stops_on_signals(self.model) as stopped:
             if self.publisher is not None and (self.saving.batches or self.config.start):
                 # What was trained before is published now, not after the next event. What was published after
                 # the last checkpoint is trained again.
@@ -267,9 +268,7 @@ class Following:
                 if not self.model.reading.wait():
                     return
                 self.epochs += 1
-                with data_errors():
-                    options: dict[str, Any] = {"epochs": self.epochs, "callbacks": callbacks, "verbose": 0}
-                    self.saving.fit(self.model, self._data, **options)
+                self.saving.fit(self.model, self._data, epochs=self.epochs, callbacks=callbacks, verbose=0)
                 decision = self.progress.decision
                 if any(collectives.allgather_objects(stopped())):
                     return

@@ -201,7 +201,6 @@ class ExposureTrunk(tf.keras.layers.Layer):
 
         Returns:
           What the backbone keeps, and the last token of each sequence as it enters there, (users, dim).
-
         """
         entered, view, _ = self._enter(vectors, layout, training=False)
         count = len(self.columns.contexts)

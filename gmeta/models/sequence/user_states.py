@@ -130,13 +130,13 @@ class StateFormat:
         """
         sizes = tf.strings.length(states)
         least = self.fixed_bytes
-        states = self._check(states, (sizes >= least) & (sizes % 4 == 0), "is no state, or is cut")
+        states = self._check(states, (sizes >= least) & (sizes % 4 == 0), "is too short")
         sizes = tf.maximum(sizes, least)
         longest = tf.reduce_max(tf.concat([sizes, [least]], axis=0))
         # One place more than the longest has, so that there is one where no state has a token.
         words = tf.io.decode_raw(states, tf.int32, fixed_length=longest + self.token_bytes)
         head = tf.ensure_shape(words[:, :_HEADER], [None, _HEADER])
-        words = self._check(words, head[:, 0] == _MAGIC, "is no state, or one of another version of gmeta")
+        words = self._check(words, head[:, 0] == _MAGIC, "is none of this version of gmeta")
         same = (head[:, 1] & 255) == self._code & 255
         words = self._check(words, same, f"holds another dtype than {self._dtype}")
         words = self._check(words, head[:, 1] == self._code, "is of a model with other settings")
