@@ -209,6 +209,8 @@ def decide_spec(
         if isinstance(kind, Doubt):
             doubts.append(_describe(one, kind, show))
             continue
+        if one.name in spec.columns and kind in (pa.null(), pa.list_(pa.null())):
+            kind = _declared(types[one.source], kind)
         types[one.source] = kind
         if one.role in ("feature", "task"):
             decided += _notes(one, own, kind, one.name in spec.columns, show)
@@ -243,6 +245,11 @@ def _decide(one: Wanted, found: Findings, known: pa.DataType) -> pa.DataType | D
     if pa.types.is_struct(kind) and not pa.types.is_string(known):
         return known
     return kind
+
+
+def _declared(known: pa.DataType, kind: pa.DataType) -> pa.DataType:
+    """Return the type that a file declares for lists that are all empty, which is what their rows hold."""
+    return known if hasattr(known, "value_type") and not pa.types.is_dictionary(known) else kind
 
 
 def _describe(one: Wanted, doubt: Doubt, show: Show) -> str:

@@ -139,6 +139,21 @@ def test_what_parquet_files_decide(tmp_path):
     assert decided(tmp_path / "t.parquet", given_).columns["none"].hash
 
 
+def test_lists_that_are_all_empty_have_the_type_that_their_file_declares(tmp_path):
+    kinds = {"ids": pa.int64(), "prices": pa.float32(), "words": pa.string()}
+    table = pa.table(
+        {"user": [1, 2], **{name: pa.array([[], []], pa.list_(kind)) for name, kind in kinds.items()}}
+    )
+    path = write_table(table, tmp_path / "t.parquet")
+    assert decided(path).unused == tuple(kinds)
+    named = decided(path, TableSpec("user", columns={name: ColumnSpec() for name in kinds})).columns
+    assert {
+        name: (column.dtype, column.is_list, column.hash) for name, column in named.items() if name in kinds
+    } == {
+        **{"ids": ("int64", True, False), "prices": ("float32", True, False), "words": ("int64", True, True)}
+    }
+
+
 @pytest.mark.parametrize(
     ("times", "said"),
     [
