@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, Protocol, get_args
@@ -156,6 +156,30 @@ def float_matrix(values: Any, owner: str, argument: str, rows: tf.Tensor, width:
     if not tensor.shape.is_compatible_with(expected):
         raise ConfigError(f"{owner}: {argument} must have shape {expected}, got {tensor.shape}")
     return tensor
+
+
+# Where tensors are, as far as a graph shows it, and how vectors of them stay there.
+
+
+def shared_place(tensors: Sequence[tf.Tensor]) -> DeviceKind:
+    """Return where tensors are: ``"gpu"`` if all are known to be there.
+
+    A graph doesn't show where arguments of a ``tf.function`` will be. To show it, a function takes them
+    through ``tf.identity`` under ``tf.device("GPU:0")``.
+    """
+    return "gpu" if tensors and all("GPU" in (each.device or "") for each in tensors) else "cpu"
+
+
+def split_numbers(values: tf.Tensor, sizes: Any, count: int, *, device: DeviceKind) -> list[tf.Tensor]:
+    """Split a vector of int64 into ``count`` parts, like ``tf.split``, on ``device``.
+
+    TensorFlow splits integers on a CPU alone, so a vector on a GPU would travel to host memory and back.
+    There, it is split as float64 of the same bits.
+    """
+    if device == "cpu":
+        return list(tf.split(values, sizes, num=count))
+    parts = tf.split(tf.bitcast(values, tf.float64), sizes, num=count)
+    return [tf.bitcast(part, tf.int64) for part in parts]
 
 
 # The switch between native ops and their forms in plain TensorFlow

@@ -14,7 +14,7 @@ from gmeta.core.graph import assert_first
 from gmeta.core.merged_tables import HASHED_BITS, Fold, MergedKeys, check_fold
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import splitmix64_tensor
-from gmeta.ops.device import ids_tensor, integers_of, is_portable
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind, ids_tensor, integers_of, is_portable
 
 # Text hashing (``ops/hash_text/md5.h``) in plain TensorFlow ops, for graphs that run without gmeta.
 #
@@ -213,6 +213,7 @@ def merge_keys(
     id_bits: int,
     hashed: Sequence[bool] | None = None,
     mix: bool | tf.Tensor = True,
+    device: DeviceKind = "cpu",
 ) -> tf.Tensor:
     """Compute ``prefix | id`` for the concatenated ids of all features, in one checked pass.
 
@@ -227,6 +228,7 @@ def merge_keys(
       hashed: For each feature, whether its numbers are folded into ids (`fold_ids`). None: no feature's.
       mix: How they are folded: True by "mix" into `gmeta.core.merged_tables.HASHED_BITS` bits, False by
         "xor" into ``id_bits``. A tensor is read when the graph runs.
+      device: Where to compute and keep the result, as in `gmeta.ops.unique`.
 
     Returns:
       (n,) int64, where n is the total number of ids.
@@ -246,15 +248,16 @@ def merge_keys(
     hashed = [False] * len(vectors) if hashed is None else list(hashed)
     if is_portable():
         return _portable(vectors, features, prefixes, id_bits, hashed, mix)
-    return _native.gmeta_merge_keys(
-        mix=mix,
-        ids=vectors,
-        features=list(features),
-        prefixes=list(prefixes),
-        hashed=hashed,
-        id_bits=id_bits,
-        mix_bits=HASHED_BITS,
-    )
+    with tf.device(DEVICE_NAMES[device]):
+        return _native.gmeta_merge_keys(
+            mix=mix,
+            ids=vectors,
+            features=list(features),
+            prefixes=list(prefixes),
+            hashed=hashed,
+            id_bits=id_bits,
+            mix_bits=HASHED_BITS,
+        )
 
 
 def _vector(ids: Any, owner: str) -> tf.Tensor:

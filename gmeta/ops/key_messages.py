@@ -14,7 +14,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.core.shares import LOGICAL_SHARDS
-from gmeta.ops.device import DEVICE_NAMES, DeviceKind, keys_vector
+from gmeta.ops.device import DEVICE_NAMES, DeviceKind, keys_vector, split_numbers
 from gmeta.ops.distinct import order_by_owner, unique, unique_by_owner
 
 # Contents of a step's all-to-alls: keys are sent to their owners, rows are returned, gradients go to the
@@ -105,7 +105,7 @@ def route(
         heads = tf.unstack(tf.concat([notes, tf.cast(counts, tf.int64)], axis=1))
         splits = tf.size(note) + len(keys) + tf.reduce_sum(counts, axis=1)
     with tf.device(DEVICE_NAMES[device]):
-        pieces = [tf.split(each.keys, each.counts, num=world_size) for each in found]
+        pieces = [split_numbers(each.keys, each.counts, world_size, device=device) for each in found]
         parts = [part for rank, head in enumerate(heads) for part in (head, *(of[rank] for of in pieces))]
         message = tf.concat(parts, axis=0)
     distinct, inverse = (tuple(getattr(each, name) for each in found) for name in ("keys", "inverse"))
@@ -155,7 +155,7 @@ def receive(
             sizes = tf.reshape(sizes, [-1])
             notes = tf.identity(heads[:, :note_size])
     with tf.device(DEVICE_NAMES[device]):
-        pieces = tf.split(message, sizes, num=ranks * (1 + tables))
+        pieces = split_numbers(message, sizes, ranks * (1 + tables), device=device)
         wire_keys = tuple(tf.concat(pieces[1 + table :: 1 + tables], axis=0) for table in range(tables))
         found = [unique(each, device=device) if dedup else _all_places(each) for each in wire_keys]
     keys, positions = zip(*found, strict=True)

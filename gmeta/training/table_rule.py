@@ -223,7 +223,7 @@ class Clipping:
 def _sum_up(part: TableGradient) -> TableGradient:
     keys, inverse = unique(part.keys, device=part.table.device)
     values = tf.math.unsorted_segment_sum(part.values, inverse, tf.shape(keys)[0])
-    return part._replace(keys=keys, values=values)
+    return TableGradient(part.table, keys, values, distinct=keys)
 
 
 def _replace(

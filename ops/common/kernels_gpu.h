@@ -1,4 +1,5 @@
-// Shared by GPU kernels: the stream that they queue work on, and errors of the CUDA library.
+// Shared by GPU kernels: the stream that they queue work on, errors of the CUDA library, and
+// results that the host waits for.
 
 #ifndef GMETA_OPS_COMMON_KERNELS_GPU_H_
 #define GMETA_OPS_COMMON_KERNELS_GPU_H_
@@ -30,6 +31,36 @@ inline absl::Status CudaStatus(int status) {
     default:
       return absl::InternalError(gmeta_cuda_error());
   }
+}
+
+// Queues a copy from the device. The stream of TensorFlow 2.16 has ThenMemcpy, whose errors
+// BlockHostUntilDone returns; those of later ones have Memcpy. The last argument, an int, prefers
+// the first of these two where both fit.
+template <class Stream>
+auto QueueCopy(Stream* stream, const stream_executor::DeviceMemoryBase& from, void* to, int)
+    -> decltype(stream->ThenMemcpy(to, from, from.size()), absl::Status()) {
+  stream->ThenMemcpy(to, from, from.size());
+  return absl::OkStatus();
+}
+
+template <class Stream>
+absl::Status QueueCopy(Stream* stream, const stream_executor::DeviceMemoryBase& from, void* to,
+                       ...) {
+  return stream->Memcpy(to, from, from.size());
+}
+
+// Copies a tensor from the device, and waits for it and for all work that was queued before.
+inline absl::Status ReadBack(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
+                             tensorflow::Tensor* to) {
+  tensorflow::AllocatorAttributes pinned;
+  pinned.set_on_host(true);
+  pinned.set_gpu_compatible(true);
+  TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, pinned));
+  stream_executor::Stream* const stream = context->op_device_context()->stream();
+  const stream_executor::DeviceMemoryBase data(const_cast<char*>(from.tensor_data().data()),
+                                               from.TotalBytes());
+  TF_RETURN_IF_ERROR(QueueCopy(stream, data, const_cast<char*>(to->tensor_data().data()), 0));
+  return stream->BlockHostUntilDone();
 }
 
 }  // namespace gmeta

@@ -8,6 +8,8 @@
 // for its first offender.
 //
 // HashKeys takes any 64-bit numbers, and folds them into ids first.
+//
+// gpu/merge_keys_abi.h does the same on a GPU.
 
 #ifndef GMETA_OPS_MERGE_KEYS_MERGE_KEYS_H_
 #define GMETA_OPS_MERGE_KEYS_MERGE_KEYS_H_
@@ -15,20 +17,21 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/common/host_device.h"
 #include "ops/common/splitmix.h"
 
 namespace gmeta {
 
 // Folds 64 bits into `bits`, 1 to 63. A number of so few bits is its own id. The id of any other is
 // the low bits of its SplitMix64, so numbers of any structure share ids as random ones do.
-inline int64_t MixFold(int64_t number, int bits) {
+GMETA_HOST_DEVICE inline int64_t MixFold(int64_t number, int bits) {
   const uint64_t x = static_cast<uint64_t>(number), most = (uint64_t{1} << bits) - 1;
   return static_cast<int64_t>(x <= most ? x : SplitMix64(x) & most);
 }
 
 // The fold of tables that were made before MixFold: the upper bits are xored onto the low ones.
 // Numbers that count in both share ids.
-inline int64_t XorFold(int64_t number, int bits) {
+GMETA_HOST_DEVICE inline int64_t XorFold(int64_t number, int bits) {
   const uint64_t x = static_cast<uint64_t>(number), most = (uint64_t{1} << bits) - 1;
   return static_cast<int64_t>((x ^ (x >> bits)) & most);
 }

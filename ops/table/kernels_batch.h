@@ -170,6 +170,28 @@ class UpdateOp : public TableOp<Engine> {
 };
 
 template <class Engine>
+class UpdateIndexedOp : public TableOp<Engine> {
+ public:
+  using TableOp<Engine>::TableOp;
+
+ protected:
+  void Run(OpKernelContext* context, const std::string& name, Engine& table) override {
+    OP_REQUIRES(context, tensorflow::TensorShapeUtils::IsVector(context->input(3).shape()),
+                Invalid("table '", name, "': positions must be a vector, got shape ",
+                        context->input(3).shape().DebugString()));
+    const int64_t n = context->input(3).NumElements();
+    OP_REQUIRES_OK(context,
+                   this->CheckShape(context, name, "gradients", 2, TensorShape({n, table.dim()})));
+    OP_REQUIRES_OK(context, this->CheckShape(context, name, "learning_rate", 4, TensorShape({})));
+    OP_REQUIRES_OK(context,
+                   table.UpdateIndexed(context, this->Keys(context), this->KeyCount(context),
+                                       context->input(2).flat<float>().data(),
+                                       context->input(3).flat<int32_t>().data(), n,
+                                       context->input(4).scalar<float>()()));
+  }
+};
+
+template <class Engine>
 class RemoveOp : public TableOp<Engine> {
  public:
   using TableOp<Engine>::TableOp;
@@ -282,6 +304,11 @@ class StatisticsOp : public TableOp<Engine> {
   REGISTER_KERNEL_BUILDER(                                                                         \
       Name("GmetaHashTableUpdate").Device(DEVICE).HostMemory("table").HostMemory("learning_rate"), \
       UpdateOp<ENGINE>);                                                                           \
+  REGISTER_KERNEL_BUILDER(Name("GmetaHashTableUpdateIndexed")                                      \
+                              .Device(DEVICE)                                                      \
+                              .HostMemory("table")                                                 \
+                              .HostMemory("learning_rate"),                                        \
+                          UpdateIndexedOp<ENGINE>);                                                \
   REGISTER_KERNEL_BUILDER(                                                                         \
       Name("GmetaHashTableRemove").Device(DEVICE).HostMemory("table").HostMemory("removed"),       \
       RemoveOp<ENGINE>);                                                                           \

@@ -93,6 +93,14 @@ class GpuEngine {
                                              CudaStream(context)));
   }
 
+  // Positions are those of a lookup, and aren't checked.
+  absl::Status UpdateIndexed(OpKernelContext* context, const int64_t* keys, int64_t u,
+                             const float* gradients, const int32_t* positions, int64_t n,
+                             float learning_rate) {
+    return CudaStatus(gmeta_gpu_table_update_indexed(table_, keys, u, gradients, positions, n,
+                                                     learning_rate, CudaStream(context)));
+  }
+
   absl::Status Remove(OpKernelContext* context, const int64_t* keys, int64_t n, int64_t* removed) {
     return CudaStatus(gmeta_gpu_table_remove(table_, keys, n, removed, CudaStream(context)));
   }

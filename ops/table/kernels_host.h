@@ -4,6 +4,7 @@
 #define GMETA_OPS_TABLE_KERNELS_HOST_H_
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -86,6 +87,26 @@ class HostEngine {
                       int64_t n, float learning_rate, bool /*distinct*/) {
     table_.Update(keys, gradients, n, learning_rate, PoolParallelFor(context));
     return absl::OkStatus();
+  }
+
+  absl::Status UpdateIndexed(OpKernelContext* context, const int64_t* keys, int64_t u,
+                             const float* gradients, const int32_t* positions, int64_t n,
+                             float learning_rate) {
+    std::vector<int64_t> key_of(static_cast<size_t>(n));
+    std::atomic<int64_t> bad{-1};
+    const PoolParallelFor parallel_for(context);
+    parallel_for(static_cast<size_t>(n), 2, [&](size_t first, size_t last) {
+      for (size_t i = first; i < last; ++i) {
+        const bool is_key = positions[i] >= 0 && positions[i] < u;
+        if (!is_key) bad = static_cast<int64_t>(i);
+        key_of[i] = is_key ? keys[positions[i]] : 0;
+      }
+    });
+    if (bad >= 0) {
+      return Invalid("position ", positions[bad], " of gradient ", bad.load(), " isn't one of ", u,
+                     " keys");
+    }
+    return Update(context, key_of.data(), gradients, n, learning_rate, /*distinct=*/false);
   }
 
   absl::Status Remove(OpKernelContext* context, const int64_t* keys, int64_t n, int64_t* removed) {

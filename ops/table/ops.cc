@@ -132,6 +132,26 @@ REGISTER_OP("GmetaHashTableUpdate")
       return ScalarInput(c, 3);
     });
 
+// The update of distinct keys (u,) from one gradient for each position of a batch: the gradient of
+// keys[j] is the sum of gradients[i] over all i with positions[i] == j, added in ascending order of
+// i. Keys that no position names stay as they are.
+REGISTER_OP("GmetaHashTableUpdateIndexed")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("gradients: float32")
+    .Input("positions: int32")
+    .Input("learning_rate: float32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle gradients;
+      tensorflow::shape_inference::DimensionHandle unused;
+      TF_RETURN_IF_ERROR(VectorInput(c, 1));
+      TF_RETURN_IF_ERROR(VectorInput(c, 3));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 2, &gradients));
+      TF_RETURN_IF_ERROR(c->Merge(c->Dim(c->input(3), 0), c->Dim(gradients, 0), &unused));
+      return ScalarInput(c, 4);
+    });
+
 REGISTER_OP("GmetaHashTableRemove")
     .Input("table: resource")
     .Input("keys: int64")

@@ -15,36 +15,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Queues a copy from the device. The stream of TensorFlow 2.16 has ThenMemcpy, whose errors
-// BlockHostUntilDone returns; those of later ones have Memcpy. The last argument, an int, prefers
-// the first of these two where both fit.
-template <class Stream>
-auto QueueCopy(Stream* stream, const stream_executor::DeviceMemoryBase& from, void* to, int)
-    -> decltype(stream->ThenMemcpy(to, from, from.size()), absl::Status()) {
-  stream->ThenMemcpy(to, from, from.size());
-  return absl::OkStatus();
-}
-
-template <class Stream>
-absl::Status QueueCopy(Stream* stream, const stream_executor::DeviceMemoryBase& from, void* to,
-                       ...) {
-  return stream->Memcpy(to, from, from.size());
-}
-
-// Copies numbers from the device, and waits for them and for all work that was queued before.
-absl::Status ReadNumbers(OpKernelContext* context, const Tensor& from, Tensor* to) {
-  tensorflow::AllocatorAttributes pinned;
-  pinned.set_on_host(true);
-  pinned.set_gpu_compatible(true);
-  TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT32, from.shape(), to, pinned));
-  const size_t bytes = sizeof(int32_t) * static_cast<size_t>(from.NumElements());
-  int32_t* const data = const_cast<int32_t*>(from.flat<int32_t>().data());
-  stream_executor::Stream* const stream = context->op_device_context()->stream();
-  TF_RETURN_IF_ERROR(QueueCopy(stream, stream_executor::DeviceMemoryBase(data, bytes),
-                               to->flat<int32_t>().data(), 0));
-  return stream->BlockHostUntilDone();
-}
-
 struct GpuFinder {
   static constexpr int64_t kMaxIds = int64_t{1} << 30;
 
@@ -63,7 +33,7 @@ struct GpuFinder {
         ranks == 0 ? gmeta_gpu_unique(ids, n, keys, inverse, on_device, room, bytes, stream)
                    : gmeta_gpu_unique_by_owner(ids, n, ranks, keys, inverse, on_device,
                                                on_device + ranks, room, bytes, stream)));
-    TF_RETURN_IF_ERROR(ReadNumbers(context, of_owners, &numbers));
+    TF_RETURN_IF_ERROR(ReadBack(context, of_owners, &numbers));
     std::copy_n(numbers.flat<int32_t>().data(), ranks, counts);
     *found = numbers.flat<int32_t>()(ranks);
     return absl::OkStatus();
@@ -86,7 +56,7 @@ struct GpuFinder {
     TF_RETURN_IF_ERROR(CudaStatus(gmeta_gpu_order_by_owner(
         ids, n, ranks, keys, inverse, of_owners.flat<int32_t>().data(),
         workspace.flat<tensorflow::int8>().data(), bytes, CudaStream(context))));
-    TF_RETURN_IF_ERROR(ReadNumbers(context, of_owners, &numbers));
+    TF_RETURN_IF_ERROR(ReadBack(context, of_owners, &numbers));
     std::copy_n(numbers.flat<int32_t>().data(), ranks, counts);
     return absl::OkStatus();
   }

@@ -84,9 +84,22 @@ void TestTrace(const Settings& settings, int calls, int64_t key_range, size_t mo
       std::normal_distribution<float> normal;
       for (float& x : expected) x = normal(random) * (random() % 2 == 0 ? 1.0f : 1e-5f);
       std::copy(expected.begin(), expected.end(), rows);
-      CHECK_EQ(gmeta_gpu_table_update(gpu.table, keys.data(), rows, count, 0.1f, distinct, nullptr),
-               0);
-      table.Update(keys.data(), expected.data(), n, 0.1f, Serial());
+      vector<int64_t> key_of(keys);
+      if (distinct && random() % 2 == 0) {  // gradients of positions, which leave some keys out
+        vector<int32_t> positions(n);
+        for (size_t i = 0; i < n; ++i) {
+          positions[i] = static_cast<int32_t>(random() % n);
+          key_of[i] = keys[static_cast<size_t>(positions[i])];
+        }
+        CHECK_EQ(gmeta_gpu_table_update_indexed(gpu.table, keys.data(), count, rows,
+                                                positions.data(), count, 0.1f, nullptr),
+                 0);
+      } else {
+        CHECK_EQ(
+            gmeta_gpu_table_update(gpu.table, keys.data(), rows, count, 0.1f, distinct, nullptr),
+            0);
+      }
+      table.Update(key_of.data(), expected.data(), n, 0.1f, Serial());
     } else if (kind == 8) {
       int64_t removed = 0;
       CHECK_EQ(gmeta_gpu_table_remove(gpu.table, keys.data(), count / 3, &removed, nullptr), 0);

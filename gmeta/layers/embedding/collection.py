@@ -35,7 +35,7 @@ from gmeta.layers.embedding.table_weights import HoldsTables
 from gmeta.layers.exchange.fetch import Fetch, Requested, hear_samples, note, prefetch
 from gmeta.layers.exchange.pieces import SentKeys
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups
-from gmeta.ops.device import DEVICE_NAMES, Device, freeze, is_portable
+from gmeta.ops.device import DEVICE_NAMES, Device, freeze, is_portable, shared_place, split_numbers
 from gmeta.ops.id_hash import merge_keys
 from gmeta.ops.row_buffers import WIRE_DTYPES
 from gmeta.ops.table.hash_table import HashTable
@@ -225,10 +225,11 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
         end_lookup(rows)
         positions: dict[str, Ids] = {}
         for merged, table, inverse in zip(self.merged, self.tables, requested.inverse, strict=True):
-            if table.device == "gpu":  # TensorFlow splits int32 tensors in host memory
+            if table.device == "gpu":
                 inverse = tf.cast(inverse, tf.int64)
-            sizes = [tf.shape(flat_ids(ids[feature.name]))[0] for feature in merged.features]
-            for feature, part in zip(merged.features, tf.split(inverse, sizes, num=len(sizes)), strict=True):
+            sizes = [tf.size(flat_ids(ids[feature.name])) for feature in merged.features]
+            parts = split_numbers(inverse, sizes, len(sizes), device=table.device)
+            for feature, part in zip(merged.features, parts, strict=True):
                 positions[feature.name] = like_ids(ids[feature.name], part)
         return CollectionLookup(rows, requested.keys, positions, requested.sent)
 
@@ -320,13 +321,16 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
     ) -> tf.Tensor:
         """Return the keys of some features of a merged table, one feature after another; None: of all."""
         features = merged.features if features is None else features
+        given = [ids[feature.name] for feature in features]
+        place = shared_place([e.flat_values if isinstance(e, tf.RaggedTensor) else e for e in given])
         return merge_keys(
-            [flat_ids(ids[feature.name]) for feature in features],
+            [flat_ids(each) for each in given],
             features=[feature.name for feature in features],
             prefixes=[merged.key_prefix(feature) for feature in features],
             id_bits=merged.id_bits,
             hashed=[feature.hash for feature in features],
             mix=table.mixes_ids,
+            device=place if table.device == "gpu" else "cpu",
         )
 
     def _check_rows(self) -> None:

@@ -74,11 +74,15 @@ class TableGradient(NamedTuple):
       table: The table.
       keys: (n,) int64. A key may occur several times; the update sums its values.
       values: (n, dim) float32.
+      distinct: (u,) int64, the distinct keys among which ``keys`` are, if they are known.
+      positions: (n,), for each of ``keys`` its index in ``distinct``. None: ``keys`` are distinct themselves.
     """
 
     table: HashTable
     keys: tf.Tensor
     values: tf.Tensor
+    distinct: tf.Tensor | None = None
+    positions: tf.Tensor | None = None
 
     def times(self, factor: tf.Tensor) -> TableGradient:
         """Return this gradient with its values multiplied by ``factor``."""
@@ -91,7 +95,12 @@ class TableGradient(NamedTuple):
         """
         own = self.table.optimizer.learning_rate is not None
         rate = None if own else learning_rate
-        self.table.apply_gradients(self.keys, self.values, learning_rate=rate, finite=False)
+        keys, values = self.keys, self.values
+        if self.distinct is not None:
+            keys = self.distinct
+            values = values if self.positions is None else tf.IndexedSlices(values, self.positions)
+        known = self.distinct is not None
+        self.table.apply_gradients(keys, values, learning_rate=rate, finite=False, distinct=known)
 
 
 class LookedUp(Protocol):
@@ -110,7 +119,8 @@ class LookedUp(Protocol):
         """The exchange that brought the rows; None if this rank has all rows itself."""
 
 
-Part = tuple[tf.Tensor, tf.Tensor]
+Part = tuple[tf.Tensor, ...]
+"""Keys and values of a `TableGradient`; of a lookup on this rank, all that follows its table."""
 
 
 class RowGradients(Protocol):
@@ -284,8 +294,11 @@ def by_table(found: Iterable[tuple[HashTable, Part | None]]) -> list[TableGradie
                 f"no gradient for table {table.name!r}: the loss doesn't depend on it", stacklevel=2
             )
             continue
-        keys, values = zip(*of_table, strict=True)
-        together.append(TableGradient(table, _join(keys), _join(values)))
+        if len(of_table) == 1:
+            together.append(TableGradient(table, *of_table[0]))
+            continue
+        keys, values = zip(*(part[:2] for part in of_table), strict=True)
+        together.append(TableGradient(table, tf.concat(keys, axis=0), tf.concat(values, axis=0)))
     return together
 
 
@@ -321,9 +334,5 @@ def _values_and_keys(
 
 def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None) -> Part | None:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.gather(keys, gradient.indices), gradient.values
-    return None if gradient is None else (keys, gradient)
-
-
-def _join(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+        return tf.gather(keys, gradient.indices), gradient.values, keys, gradient.indices
+    return None if gradient is None else (keys, gradient, keys)

@@ -13,7 +13,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -26,6 +26,8 @@ _native = load_op_library("ops")
 
 KINDS = {each.kind: each for each in (SGD, Adagrad, Adam, AdamW, Ftrl, Momentum, RowWiseAdagrad)}
 """Name of an optimizer in checkpoints -> its class."""
+Rate: TypeAlias = "float | tf.Tensor | None"
+"""A learning rate that a call is given; None: the optimizer's own."""
 
 
 class FollowsModels:
@@ -40,6 +42,7 @@ class FollowsModels:
     dim: Any
     _optimizer: SparseOptimizer
     resource_handle: Any
+    step: Any
 
     def _start_following(self, follows: bool) -> None:
         self.follows = follows
@@ -62,6 +65,24 @@ class FollowsModels:
                 f"table {self.name!r} can't be frozen alone: give its features a separate "
                 "EmbeddingCollection, and set trainable=False there before compile"
             )
+
+    def _rate_of_step(self, given: Rate) -> tf.Tensor:
+        """Return the learning rate of an update, () float32.
+
+        Raises:
+          ConfigError: Neither the call nor the optimizer has one.
+        """
+        rate = self._optimizer.learning_rate if given is None else given
+        if rate is None:
+            advice = (
+                "gmeta.models.JointOptimizer(optimizer).step makes the step of a Keras optimizer in a loop "
+                "of your own, for dense variables and tables together; or give this call a learning_rate, "
+                f"with which the rows step by {type(self._optimizer).__name__}"
+                if self.follows
+                else "give this call one"
+            )
+            raise ConfigError(f"table {self.name!r}: its optimizer has learning_rate=None: {advice}")
+        return tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32)
 
     def is_trained_by(self, trainer: Any) -> bool:
         """Return whether `follow` was called for a trainer."""

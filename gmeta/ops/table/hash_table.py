@@ -28,7 +28,7 @@ from gmeta.ops.distinct import unique
 from gmeta.ops.id_hash import HoldsMergedKeys
 from gmeta.ops.table.clock import HasClock
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
-from gmeta.ops.table.followed_optimizer import FollowsModels
+from gmeta.ops.table.followed_optimizer import FollowsModels, Rate
 from gmeta.ops.table.read_ahead import ReadsAhead
 from gmeta.ops.table.records import (
     AdmissionState,
@@ -46,9 +46,8 @@ from gmeta.policies.row_lifetimes import ROW_INDEX_BYTES, Admission, Always, Evi
 
 _native = load_op_library("ops")
 for _name in (
-    *("Lookup", "Update", "Remove", "Contains", "Evict", "Statistics", "Size", "Step"),
-    *("Export", "Import", "ExportAdmission", "ImportAdmission"),
-    *("ExportFilter", "ExportShards"),
+    *("Lookup", "Update", "UpdateIndexed", "Remove", "Contains", "Evict", "Statistics", "Size", "Step"),
+    *("Export", "Import", "ExportAdmission", "ImportAdmission", "ExportFilter", "ExportShards"),
 ):
     tf.no_gradient(f"GmetaHashTable{_name}")
 
@@ -266,7 +265,13 @@ class HashTable(
         )
 
     def apply_gradients(
-        self, keys: Any, grads: Any, learning_rate: float | tf.Tensor | None = None, *, finite: bool = True
+        self,
+        keys: Any,
+        grads: Any,
+        learning_rate: Rate = None,
+        *,
+        finite: bool = True,
+        distinct: bool = False,
     ) -> tf.Operation | None:
         """Make one optimizer step for the rows of ``keys``.
 
@@ -279,6 +284,7 @@ class HashTable(
             gather, in which case only the rows in the slices are updated.
           learning_rate: Replaces the optimizer's learning rate for this call; required if that is None.
           finite: Whether to refuse gradients that hold NaN or infinity, before any row changes.
+          distinct: Whether the keys are known to be distinct, as in `lookup_keys`.
 
         Returns:
           The operation, in a graph; None in eager mode.
@@ -294,23 +300,20 @@ class HashTable(
                 "watch them (tape.watch(lookup.rows) before they are used)"
             )
         keys = keys_vector(keys, self._owner)
-        if isinstance(grads, tf.IndexedSlices):
-            keys, grads = tf.gather(keys, grads.indices), grads.values
-        rate = self._optimizer.learning_rate if learning_rate is None else learning_rate
-        if rate is None:
-            advice = (
-                "gmeta.models.JointOptimizer(optimizer).step makes the step of a Keras optimizer in a loop "
-                "of your own, for dense variables and tables together; or give this call a learning_rate, "
-                f"with which the rows step by {type(self._optimizer).__name__}"
-                if self.follows
-                else "give this call one"
-            )
-            raise ConfigError(f"{self._owner}: its optimizer has learning_rate=None: {advice}")
-        grads = float_matrix(grads, self._owner, "grads", keys, self._dim)
+        positions = grads.indices if isinstance(grads, tf.IndexedSlices) else None
+        grads = grads if positions is None else grads.values
+        of_each = keys if positions is None else tf.gather(keys, positions)
+        rate = self._rate_of_step(learning_rate)
+        grads = float_matrix(grads, self._owner, "grads", of_each, self._dim)
         if finite:
-            grads = refuse_bad([NamedGradient(self, grads, lambda: keys)], grads)
-        rate = tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32)
-        return self._sweep(_native.gmeta_hash_table_update(self.resource_handle, keys, grads, rate))
+            grads = refuse_bad([NamedGradient(self, grads, lambda: of_each)], grads)
+        handle = self.resource_handle
+        if positions is not None and distinct:
+            positions = tf.cast(positions, tf.int32)
+            update = _native.gmeta_hash_table_update_indexed(handle, keys, grads, positions, rate)
+        else:
+            update = _native.gmeta_hash_table_update(handle, of_each, grads, rate, distinct=distinct)
+        return self._sweep(update)
 
     def remove(self, keys: Any) -> tf.Tensor:
         """Remove keys with their records; absent keys are skipped.
@@ -358,9 +361,6 @@ class HashTable(
 
         Args:
           rows: The total number of rows.
-
-        Returns:
-          The operation, in a graph; None in eager mode.
 
         Raises:
           ConfigError: ``rows`` is negative.

@@ -347,7 +347,7 @@ void GpuTable::SumAndUpdate(const int64_t* keys, int64_t u, const int32_t* count
   }
   float* const sums = space.Take<float>(static_cast<size_t>(u) * dim());
   SumSegments(gradients, d, segments, u, count, sums, stream);
-  RunUpdate(keys, u, count, sums, nullptr, learning_rate, stream);
+  RunUpdate(keys, u, count, sums, &segments, learning_rate, stream);
 }
 
 void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
@@ -368,7 +368,7 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
     batch.n = static_cast<uint32_t>(n);
     batch.count = count;
     batch.gradients = gradients;
-    batch.summed = segments == nullptr;
+    batch.summed = segments == nullptr || WritesSums();
     if (segments != nullptr) batch.segments = *segments;
     batch.vectors = static_cast<uint32_t>(vector ? dim() / 4 : dim());
     batch.log2_lanes = static_cast<uint32_t>(Log2Lanes(batch.vectors));

@@ -127,6 +127,7 @@ GMETA_CUDA_API int gmeta_gpu_table_update(gmeta_gpu_table* table, const int64_t*
 // The same for distinct keys (u,) and gradients (n, dim), one for each position of a batch. The
 // gradient of keys[j] is the sum of gradients[i] over all i with inverse[i] == j; the function
 // computes the sums without writing them to memory. inverse (n,), as gmeta_gpu_unique returns it.
+// Keys that inverse doesn't name stay as they are.
 GMETA_CUDA_API int gmeta_gpu_table_update_indexed(gmeta_gpu_table* table, const int64_t* keys,
                                                   int64_t u, const float* gradients,
                                                   const int32_t* inverse, int64_t n,

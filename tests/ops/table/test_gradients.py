@@ -33,6 +33,32 @@ def test_a_gather_leaves_slices_and_they_are_taken_as_they_are():
     assert int(table.statistics().updates) == 2  # 8 had no gradient
 
 
+@pytest.mark.parametrize("kind", [optimizers.Adam, optimizers.RowWiseAdagrad])
+@pytest.mark.parametrize("slices", [False, True])
+def test_keys_known_to_be_distinct_are_updated_alike(kind, slices):
+    """The bits are the same, and keys that no slice names stay as they are, whatever their moments."""
+    random = np.random.default_rng(0)
+    tables = [ops.HashTable(5, kind(0.1), initializers.Normal(0, 1), seed=1) for _ in range(2)]
+    for _ in range(4):
+        keys = random.choice(60, 40, replace=False)
+        positions = random.integers(0, 40, 900) if slices else np.arange(40)
+        positions[:300] = 3 if slices else positions[:300]
+        values = tf.constant(random.normal(size=(len(positions), 5)).astype(np.float32))
+        gradient = tf.IndexedSlices(values, tf.constant(positions), [40, 5]) if slices else values
+        for table, distinct in zip(tables, (False, True), strict=True):
+            table.lookup(keys[:30])
+            table.apply_gradients(keys, gradient, distinct=distinct)
+    known, found = [], []
+    for table in tables:
+        records, statistics = table.export(), table.statistics()
+        order = np.argsort(records.keys)
+        known.append([np.array(each)[order] for each in records[:5]])
+        found.append((int(statistics.updates), int(statistics.ignored)))
+    for ours, theirs in zip(*known, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert found[0] == found[1]
+
+
 def test_absent_keys_have_nothing_to_update():
     table = ops.HashTable(2, optimizers.SGD(1.0), initializers.Zeros())
     table.apply_gradients([1, 2], tf.ones([2, 2]))

@@ -40,7 +40,7 @@ struct UpdateBatch {
   const int32_t* count;
   const float* gradients;
   bool summed;  // one gradient per key; else one per position, which `segments` assigns to keys
-  SegmentsView segments;
+  SegmentsView segments;  // without starts: every key has a gradient
   uint32_t vectors;
   uint32_t log2_lanes;
   uint32_t step;
@@ -130,7 +130,14 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   const bool active = at < n;
   const int64_t key = active ? batch.keys[at] : 0;
   const uint32_t entry = FindEntries<false>(batch.index, key, active);
-  const bool found = entry != kNoEntry;
+  const bool indexed = batch.segments.starts != nullptr;
+  int32_t start = 0, count = 0;  // place of the key's gradients among the sorted positions
+  if (indexed && active) {
+    start = __ldg(batch.segments.starts + at);
+    count = __ldg(batch.segments.starts + at + 1) - start;
+  }
+  const bool has_gradient = !indexed || count > 0;  // a row without one stays as it is
+  const bool found = entry != kNoEntry && has_gradient;
   const Record own = found ? batch.rows.record(entry - 1) : Record();
   float missed = 0.0f;  // the steps that the row pays the prior for
   if (found) {
@@ -146,7 +153,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     }
   }
   updates.Add(found);
-  ignored.Add(active && !found);
+  ignored.Add(active && has_gradient && !found);
 
   const uint32_t dim = batch.rows.dim;
   float scale = 0.0f;
@@ -174,12 +181,6 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
           },
           round_slot);
     }
-  }
-
-  int32_t start = 0, count = 0;  // place of the key's gradients among the sorted positions
-  if (!kSummed && found) {
-    start = __ldg(batch.segments.starts + at);
-    count = __ldg(batch.segments.starts + at + 1) - start;
   }
 
   const uint32_t vectors = batch.vectors;
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
           g[i] = __ldcs(reinterpret_cast<const Vec*>(batch.gradients) +
                         static_cast<size_t>(first + which[i]) * vectors + c);
         } else if (counts[i] <= kPiece) {
-          if (counts[i] > 0) g[i] = gradient(starts[i], c);
+          g[i] = gradient(starts[i], c);
           if (counts[i] > 1) second[i] = gradient(starts[i] + 1, c);
         }
       }
@@ -232,8 +233,6 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
           } else if (counts[i] > 1) {
             g[i] = AddInOrder<Vec>(g[i] + second[i], 2, counts[i],
                                    [&](int32_t k) { return gradient(starts[i] + k, c); });
-          } else if (counts[i] == 0) {
-            g[i] = Vec{};
           }
         }
         w[i] = record[i].Weights(w[i]);
