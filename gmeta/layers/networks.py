@@ -22,6 +22,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.keras import submodules
 from gmeta.core.step import step_context, within_step
+from gmeta.ops.hstu_layer import residual
 
 
 def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
@@ -35,7 +36,10 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     Returns:
       (..., samples, out).
     """
-    return tf.matmul(x, kernel) + tf.expand_dims(bias, -2)
+    product = tf.matmul(x, kernel)
+    if bias.shape.rank == 1 and not is_mapped():
+        return residual(None, product, bias)
+    return product + tf.expand_dims(bias, -2)
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")

@@ -36,7 +36,11 @@ def layer_norm(
     """
     if _has_kernel(x, scale, offset):
         return _norm(x, scale, offset, eps, passes=False).y
-    return _plain(x, scale, offset, eps)
+    if not _has_kernel(x, None, None):
+        return _plain(x, scale, offset, eps)
+    normed = _norm(x, None, None, eps, passes=False).y
+    normed = normed if scale is None else normed * scale
+    return normed if offset is None else normed + offset
 
 
 def norm_and_pass(

@@ -11,6 +11,7 @@ Functions have short names: ``from gmeta.ops import jagged``, then use them as `
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -175,7 +176,14 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
     tokens, _ = _stretches(
         tf.reshape(starts, [-1]), tf.reshape(tf.stack([lengths(first), lengths(second)], axis=1), [-1])
     )
-    values = take(tf.concat([first.values, second.values], axis=0), tokens)
+
+    def places() -> tf.Tensor:
+        """Compute where each token of the first sequences goes, then each of the second."""
+        before = (tf.gather(second.offsets, row_ids(first)), tf.gather(first.offsets[1:], row_ids(second)))
+        pairs = zip((first, second), before, strict=True)
+        return tf.concat([tf.range(_total(each), dtype=tf.int64) + moved for each, moved in pairs], axis=0)
+
+    values = take(tf.concat([first.values, second.values], axis=0), tokens, inverse=places)
     return Jagged(values, first.offsets + second.offsets)
 
 
@@ -251,7 +259,9 @@ def mask(sequences: Jagged, chosen: tf.Tensor) -> Jagged:
     return Jagged(tf.boolean_mask(sequences.values, chosen), offsets)
 
 
-def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
+def take(
+    values: tf.Tensor, tokens: tf.Tensor, *, inverse: Callable[[], tf.Tensor] | None = None
+) -> tf.Tensor:
     """Gather rows with a dense gradient; that of `tf.gather` is slices, about which TensorFlow warns.
 
     The gradients of a row are summed in at least float32. In bfloat16, a sum would stop growing at 256 times
@@ -260,6 +270,8 @@ def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     Args:
       values: (rows, ...).
       tokens: The numbers of the rows, integers of any shape.
+      inverse: If ``tokens`` is a permutation of all rows: a function that returns its inverse, by which the
+        gradient is a gather too.
 
     Returns:
       A tensor with the shape of ``tokens``, followed by that of a row.
@@ -270,6 +282,8 @@ def take(values: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def gather(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            if inverse is not None:
+                return take(upstream, inverse(), inverse=lambda: tokens)
             wide = tf.float32 if upstream.dtype.size < 4 else upstream.dtype
             sums = tf.math.unsorted_segment_sum(tf.cast(upstream, wide), tokens, tf.shape(values)[0])
             return tf.cast(sums, upstream.dtype)

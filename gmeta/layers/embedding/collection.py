@@ -52,12 +52,14 @@ class CollectionLookup(NamedTuple):
       positions: Feature -> indices into its table's rows, shaped as the feature's ids. A feature of several
         tables has such indices for each, by the names of its `gmeta.layers.FeatureConfig.parts`.
       sent: On several ranks, the exchange that brought the rows; the gradients go back the same way.
+      distinct: Whether a table's keys are distinct.
     """
 
     rows: tuple[tf.Tensor, ...]
     keys: tuple[tf.Tensor, ...]
     positions: dict[str, Ids]
     sent: SentKeys | None = None
+    distinct: bool = True
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -231,7 +233,7 @@ class EmbeddingCollection(HoldsTables, SavesItsTables, tf.keras.layers.Layer):
             parts = split_numbers(inverse, sizes, len(sizes), device=table.device)
             for feature, part in zip(merged.features, parts, strict=True):
                 positions[feature.name] = like_ids(ids[feature.name], part)
-        return CollectionLookup(rows, requested.keys, positions, requested.sent)
+        return CollectionLookup(rows, requested.keys, positions, requested.sent, requested.distinct)
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
         """Bring the rows of a later batch to the fast tier (`gmeta.policies.Tiers`); results don't change.

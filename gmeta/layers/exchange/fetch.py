@@ -42,11 +42,13 @@ class Requested(NamedTuple):
       keys: For each table (u,) int64, the distinct keys.
       inverse: For each table (n,) int32, the index of each requested key among the distinct ones.
       sent: The keys' exchange; None if this rank has all rows itself.
+      distinct: Whether a table's keys are distinct. If not, as in a benchmark, its update deduplicates them.
     """
 
     keys: tuple[tf.Tensor, ...]
     inverse: tuple[tf.Tensor, ...]
     sent: SentKeys | None
+    distinct: bool = True
 
     @property
     def owned(self) -> tuple[tf.Tensor, ...]:

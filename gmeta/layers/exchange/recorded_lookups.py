@@ -118,6 +118,10 @@ class LookedUp(Protocol):
     def sent(self) -> SentKeys | None:
         """The exchange that brought the rows; None if this rank has all rows itself."""
 
+    @property
+    def distinct(self) -> bool:
+        """Whether a table's keys are distinct."""
+
 
 Part = tuple[tf.Tensor, ...]
 """Keys and values of a `TableGradient`; of a lookup on this rank, all that follows its table."""
@@ -307,7 +311,10 @@ def _at_owners(
 ) -> list[list[Part | None]]:
     """Return, for each lookup and table, the keys and gradients that this rank must apply."""
     found: list[list[Part | None]] = [
-        [_local(keys, gradient) for keys, gradient in zip(each.lookup.keys, own, strict=True)]
+        [
+            _local(keys, gradient, each.lookup.distinct)
+            for keys, gradient in zip(each.lookup.keys, own, strict=True)
+        ]
         for each, own in zip(lookups, gradients, strict=True)
     ]
     wires = {each.wire_dtype: None for each in lookups if each.lookup.sent is not None}
@@ -332,7 +339,8 @@ def _values_and_keys(
     return gradient, lambda: keys
 
 
-def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None) -> Part | None:
+def _local(keys: tf.Tensor, gradient: tf.Tensor | tf.IndexedSlices | None, distinct: bool) -> Part | None:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.gather(keys, gradient.indices), gradient.values, keys, gradient.indices
-    return None if gradient is None else (keys, gradient, keys)
+        part: Part = (tf.gather(keys, gradient.indices), gradient.values)
+        return (*part, keys, gradient.indices) if distinct else part
+    return None if gradient is None else (keys, gradient, keys)[: 3 if distinct else 2]

@@ -30,7 +30,8 @@ class EveryKey(Fetch):
     def request(self, keys: Sequence[tf.Tensor], samples: tf.Tensor | int = 0) -> Requested:
         """Send all keys to their owners."""
         if collectives.world().size == 1:
-            return Requested(tuple(keys), tuple(tf.range(tf.size(each)) for each in keys), None)
+            every = tuple(tf.range(tf.size(each)) for each in keys)
+            return Requested(tuple(keys), every, None, distinct=False)
         sent = send_keys(keys, samples=samples, dedup=False, device=self.place, name=self.name)
         return Requested(sent.routed.keys, sent.routed.inverse, sent)
 
