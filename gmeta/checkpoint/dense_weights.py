@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.checkpoint.restore import CheckpointPosition
 from tf_keras.src.utils.generic_utils import to_snake_case
 
-from gmeta.core.errors import DataError, GmetaError, warn_caller
+from gmeta.core.errors import DataError, GmetaError, first_line, warn_caller
 from gmeta.ops.table.records import tables_saved_elsewhere
 
 FOLDER = "dense"  # also the prefix of TensorFlow's files in it
@@ -34,7 +34,7 @@ def write_dense(model: tf.keras.Model, folder: Path) -> None:
             tf.train.Checkpoint(**_parts(model)).write(str(folder / FOLDER))
     except tf.errors.OpError as error:
         raise GmetaError(
-            f"{folder}: the dense weights can't be written: {str(error.message).splitlines()[0]}; "
+            f"{folder}: the dense weights can't be written: {first_line(error)}; "
             "make room or mend the folder: the checkpoints before it are whole"
         ) from error
 
@@ -55,7 +55,7 @@ def read_dense(model: tf.keras.Model, checkpoint: Path) -> None:
         raise
     except (tf.errors.OpError, AssertionError, ValueError) as error:
         raise DataError(
-            f"its dense weights don't fit this model: {str(error).splitlines()[0]}",
+            f"its dense weights don't fit this model: {first_line(error)}",
             path=checkpoint,
             advice="build the model as it was when it was saved, or load what fits with partial=True",
         ) from error
@@ -104,9 +104,7 @@ def read_fitting(model: tf.keras.Model, checkpoint: Path) -> DenseReport:
     except GmetaError:
         raise
     except (tf.errors.OpError, KeyError, ValueError) as error:
-        raise DataError(
-            f"its dense weights can't be read: {str(error).splitlines()[0]}", path=checkpoint
-        ) from error
+        raise DataError(f"its dense weights can't be read: {first_line(error)}", path=checkpoint) from error
     return fit.report()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -121,9 +122,17 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
+_AROUND = re.compile(r"^\s*\(\d+\) [A-Z_]+:\s*|^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\].*$")
+
+
+def without_ops(line: str) -> str:
+    """Remove what TensorFlow writes around an error: its number among several, and the names of ops."""
+    return _AROUND.sub("", line)
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its class's name if it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's text `without_ops`, or its class's name if it has none."""
+    return without_ops((str(error).splitlines() or [type(error).__name__])[0])
 
 
 # Checks a caller's numbers; the error shows the received value.

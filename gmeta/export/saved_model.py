@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError
+from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError, first_line
 from gmeta.core.files import stage_folder
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.export.delta_signatures import Updates
@@ -247,7 +247,7 @@ def export_model(
         try:
             tf.saved_model.save(module, str(staging), signatures=served)
         except tf.errors.OpError as error:
-            raise GmetaError(f"can't write {folder}: {str(error).splitlines()[0]}") from error
+            raise GmetaError(f"can't write {folder}: {first_line(error)}") from error
     return Exported(
         folder,
         {name: _describe(_sent(signature, texts)) for name, signature in chosen.items()},

@@ -23,6 +23,22 @@ def test_a_data_error_says_where(where: dict[str, object], text: str) -> None:
     assert str(DataError("bad", **where)) == text  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "{{function_node __wrapped__SaveV2_device_}} a/b; No space left [Op:SaveV2] name: \nmore",
+            "a/b; No space left",
+        ),
+        ("  (0) INTERNAL: x is bad", "x is bad"),
+        ("a [list] {{of}} words", "a [list] {{of}} words"),
+        ("", "ValueError"),
+    ],
+)
+def test_a_first_line_leaves_out_the_names_of_ops(said: str, told: str) -> None:
+    assert errors.first_line(ValueError(said)) == told
+
+
 def test_a_data_error_keeps_its_place() -> None:
     error = DataError("bad", path="u.data", line=7)
     assert (error.path, error.line, error.offset) == ("u.data", 7, None)

@@ -32,7 +32,7 @@ import tensorflow as tf
 from gmeta.core.collectives.elastic import start_again, start_again_at_exit
 from gmeta.core.collectives.place import World, world
 from gmeta.core.collectives.rendezvous import LOST_PEERS, leave_note
-from gmeta.core.errors import CollectiveError, ConfigError, GmetaError
+from gmeta.core.errors import CollectiveError, ConfigError, GmetaError, without_ops
 from gmeta.core.graph import lift_variables
 
 KINDS = ("alltoall", "allreduce", "allgather", "broadcast", "barrier")
@@ -210,9 +210,6 @@ def count(kind: str, size: tf.Tensor | int, after: tf.Tensor) -> None:
 
 
 _NODE = re.compile(r"\{\{node (?:[^}]*/)?(Horovod[^}]*|gmeta_[^}]*)\}\}")
-# "(0) INTERNAL: " stands before each error where several nodes failed, and the names of ops around that of an
-# op which runs by itself.
-_AROUND = re.compile(r"^\s*\(\d+\) [A-Z_]+:\s*|^\{\{function_node [^}]*\}\}\s*|\s*\[Op:\w+\].*$")
 _COLLECTIVE = re.compile(r"horovod|gloo|nccl|gmeta lane", re.IGNORECASE)
 # Messages of Horovod, Gloo and the lane for a lost peer, as opposed to a peer that ran another collective.
 _PEER_IS_GONE = re.compile(
@@ -265,7 +262,7 @@ def explain(error: tf.errors.OpError, doing: str = "a collective") -> Collective
     here = world()
     # A function's error starts with the places that define its nodes and ends with the reason.
     last = message.split("[[", 1)[0].strip().splitlines()[-1]
-    reason = _AROUND.sub("", last).split(". ", 1)[0]
+    reason = without_ops(last).split(". ", 1)[0]
     rank = f"rank {here.rank} of {here.size}"
     if _UNLIKE.search(reason):
         both = reason.removeprefix("gmeta lane: ")
