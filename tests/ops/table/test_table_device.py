@@ -243,3 +243,21 @@ def test_a_layer_learns_the_same_on_either(compiled):
 
     for mine, other in zip(trained("gpu"), trained("cpu"), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_numbers_that_are_split_keep_their_bits(device):
+    """Also those of float64's NaNs, as which a GPU splits them."""
+    numbers = np.array([-1, 0x7FF0_0000_0000_0001, -(2**63), 2**63 - 1, 7, 0], np.int64)
+    split = tf.function(lambda sizes: devices.split_numbers(tf.constant(numbers), sizes, 3, device=device))
+    parts = [part.numpy().tolist() for part in split(tf.constant([2, 0, 4]))]
+    assert parts == [numbers[:2].tolist(), [], numbers[2:].tolist()]
+
+
+def test_tensors_are_on_a_gpu_only_if_all_are_known_to_be():
+    with tf.Graph().as_default():
+        here, there = tf.compat.v1.placeholder(tf.int64, [None]), tf.compat.v1.placeholder(tf.int64, [None])
+        with tf.device("GPU:0"):
+            there = tf.identity(there)
+        assert [devices.shared_place(each) for each in ([], [here], [here, there])] == ["cpu"] * 3
+        assert devices.shared_place([there, there]) == "gpu"
