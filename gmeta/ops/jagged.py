@@ -174,7 +174,9 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
     )
     starts = tf.stack([begins, _total(first) + second.offsets[:-1]], axis=1)
     tokens, _ = _stretches(
-        tf.reshape(starts, [-1]), tf.reshape(tf.stack([lengths(first), lengths(second)], axis=1), [-1])
+        tf.reshape(starts, [-1]),
+        tf.reshape(tf.stack([lengths(first), lengths(second)], axis=1), [-1]),
+        _total(first) + _total(second),
     )
 
     def places() -> tf.Tensor:
@@ -312,14 +314,21 @@ def _part(sequences: Jagged, begin: int | tf.Tensor, sizes: tf.Tensor) -> Jagged
     return Jagged(take(sequences.values, tokens), offsets)
 
 
-def _stretches(starts: tf.Tensor, sizes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _stretches(
+    starts: tf.Tensor, sizes: tf.Tensor, total: tf.Tensor | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Compute the token indices of stretches of ``sizes[i]`` tokens that start at ``starts[i]``.
+
+    Args:
+      starts: (stretches,) int64.
+      sizes: (stretches,) int64.
+      total: Their sum, if the host knows it: a GPU's would have to be waited for.
 
     Returns:
       The indices of the tokens, and the offsets of the stretches.
     """
     offsets = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
-    places = tf.range(offsets[-1])
+    places = tf.range(offsets[-1] if total is None else total)
     stretch = tf.searchsorted(offsets, places, side="right", out_type=tf.int64) - 1
     return places + tf.gather(starts - offsets[:-1], stretch), offsets
 

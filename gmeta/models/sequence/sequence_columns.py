@@ -179,11 +179,12 @@ class SequenceColumns:
           vectors: Feature -> (ids, dim).
           layout: The layout of the batch.
         """
-        sizes = {
-            "contexts": tf.size(layout.history, tf.int64) - 1,
-            "history": layout.history[-1],
-            "targets": layout.targets[-1],
-        }
+        with tf.device("CPU:0"):  # where `tf.split` reads them
+            sizes = {
+                "contexts": tf.size(layout.history, tf.int64) - 1,
+                "history": layout.history[-1],
+                "targets": layout.targets[-1],
+            }
         found: dict[str, dict[str, tf.Tensor]] = {part: {} for part in sizes}
         for name, vector in vectors.items():
             among = [part for part in sizes if name in getattr(self, part)]
@@ -292,7 +293,8 @@ def _jagged(batch: Batch, part: str, name: str) -> Jagged:
 
 def _alike(column: Jagged, offsets: tf.Tensor, part: str, name: str) -> Jagged:
     told = [f"{part}: rows of {name!r} have other lengths than those of the first column"]
-    same = tf.size(column.offsets) == tf.size(offsets)
-    size = tf.minimum(tf.size(column.offsets), tf.size(offsets))
-    same = same & tf.reduce_all(column.offsets[:size] == offsets[:size])
+    with tf.device("CPU:0"):  # where a batch's offsets are: a GPU would wait for each answer
+        same = tf.size(column.offsets) == tf.size(offsets)
+        size = tf.minimum(tf.size(column.offsets), tf.size(offsets))
+        same = same & tf.reduce_all(column.offsets[:size] == offsets[:size])
     return Jagged(assert_first(column.values, same, told), offsets)
