@@ -173,8 +173,8 @@ def shared_place(tensors: Sequence[tf.Tensor]) -> DeviceKind:
 def split_numbers(values: tf.Tensor, sizes: Any, count: int, *, device: DeviceKind) -> list[tf.Tensor]:
     """Split a vector of int64 into ``count`` parts, like ``tf.split``, on ``device``.
 
-    TensorFlow splits integers on a CPU alone, so a vector on a GPU would travel to host memory and back.
-    There, it is split as float64 of the same bits.
+    TensorFlow splits integers only on a CPU, so a vector on a GPU would travel to host memory and back. On a
+    GPU, it is split as float64 of the same bits.
     """
     if device == "cpu":
         return list(tf.split(values, sizes, num=count))

@@ -158,12 +158,11 @@ def measure(ids: int, distinct: int, dim: int, rows: int, rounds: int) -> list[R
         calls[f"lookup_adam/ids={where}"] = timed(own.lookup_adam, batches, gradient)
         calls[f"evaluation/ids={where}"] = timed(own.evaluation, batches)
     seconds = interleave(calls, rounds=rounds, warm_up=2 * BATCHES)
-    peer = 1e3 * seconds.pop("static")
+    peer = ("ten tf.gather", 1e3 * seconds.pop("static"))
+    each = {name: 1e3 * own / (AHEAD if name.startswith("ahead") else 1) for name, own in seconds.items()}
     return [
-        Result(
-            f"gpu_collection/{name}", 1e3 * own, "ms", *(("ten tf.gather", peer) if "eval" in name else ())
-        )
-        for name, own in seconds.items()
+        Result(f"gpu_collection/{name}", own, "ms", *(peer if name.startswith("evaluation") else ()))
+        for name, own in each.items()
     ]
 
 

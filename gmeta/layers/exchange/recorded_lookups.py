@@ -124,7 +124,7 @@ class LookedUp(Protocol):
 
 
 Part = tuple[tf.Tensor, ...]
-"""Keys and values of a `TableGradient`; of a lookup on this rank, all that follows its table."""
+"""The fields of a `TableGradient` after its table; those of distinct keys may be missing."""
 
 
 class RowGradients(Protocol):
