@@ -285,7 +285,7 @@ def take(
     def gather(values: tf.Tensor) -> tuple[tf.Tensor, Any]:
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             if inverse is not None:
-                return take(upstream, inverse(), inverse=lambda: tokens)
+                return take(tf.convert_to_tensor(upstream), inverse(), inverse=lambda: tokens)
             wide = tf.float32 if upstream.dtype.size < 4 else upstream.dtype
             sums = tf.math.unsorted_segment_sum(tf.cast(upstream, wide), tokens, tf.shape(values)[0])
             return tf.cast(sums, upstream.dtype)

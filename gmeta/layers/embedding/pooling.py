@@ -39,6 +39,7 @@ def pool(rows: tf.Tensor, positions: Ids, combiner: Combiner | None) -> Any:
     return tf.math.divide_no_nan(total, tf.sqrt(count) if combiner == "sqrtn" else count)
 
 
+@tf.autograph.experimental.do_not_convert  # AutoGraph would drop the next decorator
 @tf.custom_gradient
 def gather_rows(rows: tf.Tensor, positions: tf.Tensor) -> Any:
     """Return the rows at some positions, like ``tf.gather``.
@@ -47,9 +48,10 @@ def gather_rows(rows: tf.Tensor, positions: tf.Tensor) -> Any:
     upstream gradient itself.
     """
 
-    def gradient(upstream: tf.Tensor) -> tuple[tf.IndexedSlices, None]:
+    def gradient(upstream: tf.Tensor | tf.IndexedSlices) -> tuple[tf.IndexedSlices, None]:
         flat = positions.shape.rank == 1
-        values = upstream if flat else tf.reshape(upstream, [-1, rows.shape[-1]])
+        values = tf.convert_to_tensor(upstream)  # slices of slices would get the inner ones' shape
+        values = values if flat else tf.reshape(values, [-1, rows.shape[-1]])
         indices = positions if flat else tf.reshape(positions, [-1])
         return tf.IndexedSlices(values, indices, tf.shape(rows)), None
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.layers.embedding.pooling import pool
+from gmeta.layers.embedding.pooling import gather_rows, pool
 
 LISTS = st.lists(st.lists(st.integers(0, 4), max_size=4), min_size=1, max_size=6)
 POOLINGS = ["sum", "mean", "sqrtn"]
@@ -71,3 +71,28 @@ def test_vectors_side_by_side_are_those_of_each_feature():
     np.testing.assert_array_equal(together, apart)
     for one, other in zip(*(tape.gradient(loss, lookup.rows) for loss in losses), strict=True):
         np.testing.assert_allclose(tf.convert_to_tensor(one), tf.convert_to_tensor(other), rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("shape", [[6], [2, 3]])
+def test_gradients_of_gathered_rows_are_those_of_tf_gather(compiled, shape):
+    """Also where the vectors are gathered again, and of gradients of gradients."""
+    rows = tf.random.normal([9, 4])
+    positions = tf.reshape(tf.constant([8, 1, 1, 3, 8, 5]), shape)
+
+    def gradients(gather):
+        with tf.GradientTape() as outer:
+            outer.watch(rows)
+            with tf.GradientTape() as inner:
+                inner.watch(rows)
+                vectors = gather(rows, positions)
+                loss = tf.reduce_sum(tf.gather(vectors, [1, 0, 1]) ** 3) + tf.reduce_sum(
+                    gather(rows, tf.constant([0, 7])) ** 2
+                )
+            first = tf.convert_to_tensor(inner.gradient(loss, rows))
+            squares = tf.reduce_sum(first**2)
+        return first, tf.convert_to_tensor(outer.gradient(squares, rows))
+
+    of = tf.function(gradients) if compiled else gradients
+    for ours, theirs in zip(of(gather_rows), of(tf.gather), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
