@@ -385,8 +385,8 @@ class TableSpec:
             hint *= any(re.fullmatch(r"-?[0-9.]+", one) for one in types)
             raise ConfigError(f"no column {source!r} in the table; it has {_show([*types]) or 'none'}{hint}")
         kind = types[source]
-        is_list = _is_list(kind) if column.is_list is None else column.is_list
-        if is_list and name in self.roles:
+        holds_lists = is_list(kind) if column.is_list is None else column.is_list
+        if holds_lists and name in self.roles:
             raise ConfigError(
                 f"column {name!r} holds lists: it can't be the task, the time, the label or a key"
             )
@@ -421,7 +421,7 @@ class TableSpec:
             )
         if isinstance(column.default, float) and dtype == "int64":
             _check_whole(column.default)
-        return replace(column, source=source, dtype=dtype, is_list=is_list, hash=hashes)
+        return replace(column, source=source, dtype=dtype, is_list=holds_lists, hash=hashes)
 
     def _with_default(self, column: ColumnSpec, dtype: DType, hashes: bool) -> ColumnSpec:
         if column.default is not None or column.gaps or column.values or not self.defaults:
@@ -475,12 +475,13 @@ def check_names(names: Sequence[str], what: str) -> None:
             )
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether values of a type are lists."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _element(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if _is_list(kind) else kind
+    return kind.value_type if is_list(kind) else kind
 
 
 def _numbers(kind: pa.DataType) -> bool:

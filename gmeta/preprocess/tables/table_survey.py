@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gmeta.core.errors import ConfigError
 from gmeta.preprocess.plan.column_types import Doubt, Example, Findings, Seen, decide
-from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec, check_names
+from gmeta.preprocess.table_spec import ColumnSpec, Role, TableSpec, check_names, is_list
 from gmeta.preprocess.tables.table_scan import Scan
 
 MAX_COLUMNS = 1 << 16
@@ -209,8 +209,9 @@ def decide_spec(
         if isinstance(kind, Doubt):
             doubts.append(_describe(one, kind, show))
             continue
-        if one.name in spec.columns and kind in (pa.null(), pa.list_(pa.null())):
-            kind = _declared(types[one.source], kind)
+        without_values = kind in (pa.null(), pa.list_(pa.null()))
+        if without_values and one.name in spec.columns and is_list(types[one.source]):
+            kind = types[one.source]  # all lists are empty, and a Parquet file declares their type
         types[one.source] = kind
         if one.role in ("feature", "task"):
             decided += _notes(one, own, kind, one.name in spec.columns, show)
@@ -245,11 +246,6 @@ def _decide(one: Wanted, found: Findings, known: pa.DataType) -> pa.DataType | D
     if pa.types.is_struct(kind) and not pa.types.is_string(known):
         return known
     return kind
-
-
-def _declared(known: pa.DataType, kind: pa.DataType) -> pa.DataType:
-    """Return the type that a file declares for lists that are all empty, which is what their rows hold."""
-    return known if hasattr(known, "value_type") and not pa.types.is_dictionary(known) else kind
 
 
 def _describe(one: Wanted, doubt: Doubt, show: Show) -> str:

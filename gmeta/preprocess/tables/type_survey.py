@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gmeta.preprocess.plan.column_types import QUOTED, TIME_EDGES, Example, Findings, Seen
 from gmeta.preprocess.plan.column_values import DATE, EXACT, INFINITE, MISSING, NUMBER, is_text
-from gmeta.preprocess.table_spec import ColumnSpec, Role
+from gmeta.preprocess.table_spec import ColumnSpec, Role, is_list
 from gmeta.preprocess.tables.duckdb_text import sql_text
 
 if TYPE_CHECKING:
@@ -61,15 +61,11 @@ class Probe:
         if self.form == TEXT and self.column.is_list:
             return replace(self, value=f"string_split({self.value}, {sql_text(self.column.separator)})")
         if self.form == JSON:
-            is_list = f"{self.value} >= '[' AND {self.value} < '\\'"
-            return replace(self, value=f"CASE WHEN {is_list} THEN {self.value}::JSON::JSON[]::VARCHAR[] END")
-        if not isinstance(self.form, str) and _is_list(self.form):
+            listed = f"{self.value} >= '[' AND {self.value} < '\\'"
+            return replace(self, value=f"CASE WHEN {listed} THEN {self.value}::JSON::JSON[]::VARCHAR[] END")
+        if not isinstance(self.form, str) and is_list(self.form):
             return replace(self, form=self.form.value_type)
         return None
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _known(kind: pa.DataType, role: Role) -> Findings | None:
@@ -88,7 +84,7 @@ def _known(kind: pa.DataType, role: Role) -> Findings | None:
         return None if role in ("time", "label") else Findings(quoted=Seen.TEXT)
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         return None
-    if _is_list(kind):
+    if is_list(kind):
         elements = _known(kind.value_type, "feature")
         return elements and Findings(Seen.LIST, elements=elements)
     return Findings(Seen.OTHER)
