@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.framework.ops import gradient_registry
 
 from gmeta.core import errors
 from gmeta.core.errors import ConfigError, GmetaError
@@ -225,6 +226,46 @@ def out_of_turn() -> Iterator[None]:
     for op in made:
         if turns and op._is_stateful and all(tensor.dtype != tf.resource for tensor in op.inputs):
             turns.run_independently(op)
+
+
+@contextmanager
+def gradients_released(graphs: Sequence[tf.Graph] | None = None) -> Iterator[None]:
+    """Release the graphs that are traced in a ``with`` block from TensorFlow's registry of gradients.
+
+    For each traced call, `tf.custom_gradient`, which `tf.nn.silu` uses too, registers a function that refers
+    to the call's graph. The registry would keep the graph, and all tables and variables that it reads, until
+    the process ends. After the block, the functions that it traced run as before, and can't be differentiated
+    from outside.
+
+    Args:
+      graphs: A list that the block fills. Only gradients of these graphs are released, because other threads
+        may trace meanwhile. None: all that are registered while the block runs.
+    """
+    registry = gradient_registry._registry
+    before = set(registry)
+    try:
+        yield
+    finally:
+        made = [name for name in registry if name not in before and name.startswith("CustomGradient-")]
+        mine = made if graphs is None else _gradients_of({id(graph): graph for graph in graphs})
+        for name in made:
+            if name in mine:
+                registry.pop(name, None)
+
+
+def _gradients_of(graphs: dict[int, tf.Graph]) -> set[str]:
+    """Return the names of gradients that graphs and the functions that they call refer to."""
+    names: set[str] = set()
+    ahead = list(graphs.values())
+    while ahead:
+        graph = ahead.pop()
+        for op in graph.get_operations():
+            if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
+                names.add(op.get_attr("_gradient_op_type").decode())
+        inner = {id(each.graph): each.graph for each in graph._functions.values()}
+        ahead += [each for key, each in inner.items() if key not in graphs]
+        graphs = graphs | inner
+    return names
 
 
 def _is_of_int32(op: tf.Operation) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from gmeta.core.graph import lift_variables
 from gmeta.layers import EmbeddingCollection
 from gmeta.ops.device import freeze
 from gmeta.ops.table.portable_tables import LiveTable, weights_change
@@ -71,7 +72,7 @@ class Derived:
             every = [] if self.items is None else [tf.range(self.items, dtype=tf.int64)]
             return tf.nest.flatten(self.compute(*every))
         if self not in values:
-            with tf.init_scope():
+            with lift_variables():
                 values[self] = Value(self)
         return [tf.convert_to_tensor(variable) for variable in values[self].variables]
 

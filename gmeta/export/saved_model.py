@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, GmetaError, NotFiniteError, first_line
 from gmeta.core.files import stage_folder
+from gmeta.core.graph import gradients_released
 from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.export.delta_signatures import Updates
 from gmeta.export.derived import derived_values
@@ -216,20 +217,26 @@ def export_model(
     copy = no_external_rows if outside is None else outside.copy
     rows_of, live = unknown_rows(unknown, collections), updates is not None
     rows = own_rows if updates is None else updates.rows_of
+    graphs: list[tf.Graph] = []
+
+    def trace(name: str, signature: Signature, texts: Collection[str] = texts) -> Any:
+        return _trace(name, signature, texts, graphs)
+
     with (
+        gradients_released(graphs),
         portable_ops(rows_of, live=live, dtype=dtype, external=copy, rows=rows) as tables,
         derived_values() as derived,
     ):
         if outside is not None:
-            chosen = outside.split(chosen, lambda name, signature: _trace(name, signature, texts))
-        traced = {name: _trace(name, signature, texts) for name, signature in chosen.items()}
+            chosen = outside.split(chosen, trace)
+        traced = {name: trace(name, signature) for name, signature in chosen.items()}
         module = tf.Module()
         if updates is not None:
             read = [variable for each in traced.values() for variable in each.variables]
             taken = updates.signatures(model, tables, read, [*derived.values()])
             if twice := sorted(chosen.keys() & taken.keys()):
                 raise ConfigError(f"signature {twice[0]!r} is that of deltas: name yours otherwise")
-            traced |= {name: _trace(name, signature, ()) for name, signature in taken.items()}
+            traced |= {name: trace(name, signature, ()) for name, signature in taken.items()}
             chosen = {**chosen, **taken}
             module.updates = updates.resources
         module.tables = list(tables)
@@ -245,7 +252,7 @@ def export_model(
     served = {DEFAULT_SIGNATURE: next(iter(traced.values())), **traced}
     with stage_folder(folder) as staging:
         try:
-            tf.saved_model.save(module, str(staging), signatures=served)
+            tf.saved_model.save(module, str(staging), signatures=served, options=_OPTIONS)
         except tf.errors.OpError as error:
             raise GmetaError(f"can't write {folder}: {first_line(error)}") from error
     return Exported(
@@ -255,6 +262,10 @@ def export_model(
         sum(table.size for table in module.tables),
         _notes(model, chosen),
     )
+
+
+# A server computes no gradient of a signature: those that a signature contains are traced with it.
+_OPTIONS = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
 
 
 def _notes(model: tf.keras.Model, signatures: Collection[str]) -> tuple[str, ...]:
@@ -286,11 +297,14 @@ def _sent(signature: Signature, texts: Collection[str]) -> dict[str, tf.TensorSp
     return {sent: tf.TensorSpec(specs[key].shape, specs[key].dtype, sent) for key, sent in names.items()}
 
 
-def _trace(name: str, signature: Signature, texts: Collection[str]) -> tf.types.experimental.ConcreteFunction:
+def _trace(
+    name: str, signature: Signature, texts: Collection[str], graphs: list[tf.Graph]
+) -> tf.types.experimental.ConcreteFunction:
     names = wire_names(signature.inputs)
 
     @tf.function(autograph=False)
     def serve(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        graphs.append(tf.compat.v1.get_default_graph())
         outputs = signature.function(
             {key: receive(inputs[names[key]], spec) for key, spec in signature.inputs.items()}
         )

@@ -30,6 +30,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from gmeta.core.errors import GmetaError, NotFiniteError
+from gmeta.core.graph import gradients_released
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.terminal import Interrupts, remember_interrupts
 from gmeta.experiment.plan.search_space import Choice, Space, get_setting, put_setting
@@ -220,7 +221,8 @@ class _Study:
             return found.value
 
         # A trial that the budget ended is no evidence about its settings, so it counts as failed.
-        self.study.optimize(evaluate, n_trials=1, catch=(_OutOfTimeError,))
+        with gradients_released():
+            self.study.optimize(evaluate, n_trials=1, catch=(_OutOfTimeError,))
         gc.collect()  # a model's tables
         say(self._describe(self.study.trials[begun[0]]))
 

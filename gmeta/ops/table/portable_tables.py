@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from gmeta.core.graph import lift_variables
 from gmeta.core.row_formats import ABSENT, LARGEST_SCALE, MOST, TINY, RowDtype, RowFormat
 from gmeta.initializers import portable_initial_rows, portable_round_to_float16
 from gmeta.ops.device import ACTIVE, portable_forms
@@ -367,7 +368,7 @@ class PortableTables:
             if copy is not None:
                 self._frozen[id(table)] = table, copy
                 return copy
-            with tf.init_scope():  # variables, not parts of the graph being traced
+            with lift_variables():  # not parts of the graph being traced
                 keys, rows = self._rows(table)
                 refuse_bad_rows(table, keys, rows)
                 kind = LiveTable if self.live else FrozenTable
