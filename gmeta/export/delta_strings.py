@@ -41,12 +41,18 @@ from gmeta.ops.table.portable_tables import weights_change
 _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
 
 
-def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str | tf.Tensor]) -> tf.Tensor:
-    """Encode tensors as the bytes of a safetensors file, () string.
+def encode(
+    tensors: Mapping[str, tf.Tensor | tf.RaggedTensor],
+    metadata: Mapping[str, str | tf.Tensor],
+    files: tf.Tensor,
+) -> tf.Tensor:
+    """Encode tensors as the bytes of safetensors files, (files,) string.
 
     Args:
-      tensors: Name -> tensor of float32, float16 or int64.
-      metadata: The header's ``__metadata__``; a tensor must hold text that needs no escapes.
+      tensors: Name -> the tensors of that name, (files, ...) float32, float16 or int64. If their first
+        dimensions differ, a `tf.RaggedTensor` with one ragged dimension.
+      metadata: The header's ``__metadata__`` in each file; a tensor must hold text that needs no escapes.
+      files: The number of files, ().
     """
     # The library's layout: tensors of wide numbers come first, so all are aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.size, name))
@@ -56,10 +62,11 @@ def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str | tf.Ten
         entries += ["," * (number > 0), _json(key), ":", *quoted]
     entries.append("}")
     end = tf.constant(0, tf.int64)
+    bodies = []
     for name in order:
         tensor = tensors[name]
-        begin, end = end, end + _size(tensor)
-        shape = tf.strings.reduce_join(tf.strings.as_string(tf.shape(tensor)), separator=",")
+        shape, size = _shape_and_bytes(tensor)
+        begin, end = end, end + size
         entries += [
             f',{_json(name)}:{{"dtype":"{_DTYPES[tensor.dtype]}","shape":[',
             shape,
@@ -69,10 +76,12 @@ def encode(tensors: Mapping[str, tf.Tensor], metadata: Mapping[str, str | tf.Ten
             tf.strings.as_string(end),
             "]}",
         ]
+        bodies.append(_bytes(tensor, tf.broadcast_to(size, [files])))
     header = tf.strings.join([*entries, "}"])
-    header = tf.strings.join([header, tf.strings.substr(" " * 8, 0, -tf.strings.length(header) % 8)])
-    length = _bytes(tf.cast(tf.strings.length(header), tf.int64))
-    return tf.strings.join([length, header, *(_bytes(tensors[name]) for name in order)])
+    aligned = tf.gather([" " * count for count in range(8)], -tf.strings.length(header) % 8)
+    header = tf.broadcast_to(tf.strings.join([header, aligned]), [files])
+    length = tf.cast(tf.strings.length(header), tf.int64)
+    return tf.strings.join([_bytes(length, tf.fill([files], tf.constant(8, tf.int64))), header, *bodies])
 
 
 class Decoder:
@@ -173,18 +182,45 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _size(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.size(tensor, tf.int64) * tensor.dtype.size
+def _shape_and_bytes(tensor: tf.Tensor | tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the shape of each file's tensor as text, and its size; of ragged tensors, those of each."""
+    if isinstance(tensor, tf.RaggedTensor):
+        counts = tensor.row_lengths()
+        inner = tf.shape(tensor.flat_values, tf.int64)[1:]
+        shape = [tf.strings.as_string(counts), *(tf.strings.as_string(dim) for dim in tf.unstack(inner))]
+        return tf.strings.join(shape, separator=","), counts * tf.reduce_prod(inner) * tensor.dtype.size
+    inner = tf.shape(tensor, tf.int64)[1:]
+    shape = tf.strings.reduce_join(tf.strings.as_string(inner), separator=",")
+    return shape, tf.reduce_prod(inner) * tensor.dtype.size
 
 
-def _bytes(tensor: tf.Tensor) -> tf.Tensor:
-    """Return the bytes of a tensor's numbers, () string.
+def _bytes(tensor: tf.Tensor | tf.RaggedTensor, sizes: tf.Tensor) -> tf.Tensor:
+    """Return the bytes of each file's numbers, (files,) string.
 
-    TensorFlow has ``decode_raw`` but not its reverse. ``serialize_tensor`` writes a message whose last field
-    holds these bytes.
+    TensorFlow has ``decode_raw`` but not its reverse. ``encode_proto`` writes floats as their four bytes, so
+    all numbers are given as floats of the same bits, behind a tag that is cut off.
+
+    Args:
+      tensor: As for `encode`.
+      sizes: (files,) int64, the number of these bytes.
     """
-    size = _size(tensor)
-    return tf.strings.substr(tf.io.serialize_tensor(tensor), -size, size)  # -size counts from the end
+    if isinstance(tensor, tf.RaggedTensor):
+        tensor = tensor.to_tensor()
+    files, width = tf.shape(tensor)[0], tf.reduce_prod(tf.shape(tensor)[1:])
+    flat = tf.reshape(tensor, [files, width])
+    if tensor.dtype.size == 2:
+        flat = tf.reshape(tf.pad(flat, [[0, 0], [0, width % 2]]), [files, (width + 1) // 2, 2])
+    words = tf.bitcast(flat, tf.float32)
+    if tensor.dtype.size == 8:
+        words = tf.reshape(words, [files, 2 * width])
+    counts = tf.cast((sizes + 3) // 4, tf.int32)
+    message = tf.raw_ops.EncodeProto(
+        sizes=counts[:, tf.newaxis],
+        values=[words],
+        field_names=["float_val"],
+        message_type="tensorflow.TensorProto",
+    )
+    return tf.strings.substr(message, tf.cast(-4 * counts, tf.int64), sizes)  # from the end
 
 
 WEIGHTS = "weights_bytes"
@@ -239,18 +275,41 @@ class DeltaStrings:
         """
         ranges = [part for name, numbers in given.items() for part in (name, *_range(numbers))]
         told = [f"adapt: the {self.steps} inner steps diverge on samples with", *ranges, DIVERGED]
-        deltas = assert_first(deltas, deltas.sound, told)
-        tensors = {name: tf.cast(delta[0], self._dtype) for name, delta in deltas.weights.items()}
-        for name, moved in deltas.rows.items():
-            tensors |= {name + KEYS: moved.keys, name + ROWS: tf.cast(moved.deltas, self._dtype)}
+        data, fits = self._encode(assert_first(deltas, deltas.sound, told))
         if self._dtype == "float16":
-            numbers = tf.concat(
-                [tf.reshape(each, [-1]) for each in tensors.values() if each.dtype == tf.float16], 0
-            )
             told = ["adapt: float16 ends at 65,504, and a delta is larger: export with dtype float32"]
-            tensors = assert_first(tensors, tf.math.is_finite(numbers), told)
+            data = assert_first(data, fits, told)
+        return data[0]
+
+    def encode_many(self, deltas: TaskDeltas) -> tf.Tensor:
+        """Encode the deltas of tasks, (tasks,) string.
+
+        A task has the empty text if its inner steps have diverged, or the dtype can't hold its deltas. Other
+        tasks of the request have their deltas nevertheless.
+        """
+        data, fits = self._encode(deltas)
+        return tf.where(deltas.sound & fits, data, "")
+
+    def _encode(self, deltas: TaskDeltas) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return the bytes of each task, and whether the dtype can hold its deltas."""
+        tasks = tf.shape(deltas.sound)[0]
+        fits = tf.ones([tasks], tf.bool)
+        tensors: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+        for name, delta in deltas.weights.items():
+            tensors[name] = tf.cast(delta, self._dtype)
+            fits &= tf.reduce_all(tf.math.is_finite(tensors[name]), axis=range(1, delta.shape.rank))
+        for name, moved in deltas.rows.items():
+            order = tf.argsort(moved.owners, stable=True)
+            owners, keys = tf.gather(moved.owners, order), tf.gather(moved.keys, order)
+            rows = tf.cast(tf.gather(moved.deltas, order), self._dtype)
+            whole = tf.cast(tf.reduce_all(tf.math.is_finite(rows), axis=1), tf.int32)
+            fits &= tf.math.unsorted_segment_min(whole, owners, tasks) > 0
+            for suffix, values in ((KEYS, keys), (ROWS, rows)):
+                tensors[name + suffix] = tf.RaggedTensor.from_value_rowids(
+                    values, owners, nrows=tf.cast(tasks, owners.dtype), validate=False
+                )
         about = {**self._about, "fingerprint": self._here, fast_weights.NAME: fast_weights.NONE}
-        return fast_weights.seal(encode(tensors, about))
+        return fast_weights.seal(encode(tensors, about, tasks)), fits
 
     def decode(self, data: tf.Tensor) -> tuple[dict[str, tf.Tensor], dict[str, tuple[tf.Tensor, tf.Tensor]]]:
         """Decode the deltas of weights, and the keys and deltas of rows.

@@ -25,18 +25,19 @@ from gmeta.export.sequence_models import (
 from gmeta.export.signature import Signature, feature_inputs
 from gmeta.models import MetaGRM, MetaModel
 from gmeta.models.meta.adapter import (
-    one_task,
+    TaskDeltas,
     outputs_with,
     query_only,
     query_outputs,
-    support_only,
     task_deltas,
+    tasks_in,
 )
 from gmeta.models.meta.fast_weights import DeltaDtype
 from gmeta.models.sequence.user_states import UserStates, no_ids
 
 LABEL = "label"
 RATING = "rating"
+PER_USER = "samples_per_user"
 
 
 def meta_signatures(
@@ -48,13 +49,15 @@ def meta_signatures(
     answer: str = RATING,
     of_logits: bool = False,
 ) -> dict[str, Signature]:
-    """Make the three signatures of a meta-learned model.
+    """Make the four signatures of a meta-learned model.
 
     ================  ====================================================  =====================
     signature         inputs                                                answer
     ================  ====================================================  =====================
     ``predict``       the features of n samples                             ``rating``
     ``adapt``         the features of a task's support samples, ``label``   ``weights_bytes``
+    ``adapt_many``    those of many tasks, one after another, ``label``,    ``weights_bytes``
+                      and ``samples_per_user`` (tasks,) int64               (tasks,)
     ``predict_with``  the features of n samples, ``weights_bytes``          ``rating``
     ================  ====================================================  =====================
 
@@ -66,6 +69,8 @@ def meta_signatures(
 
     ``adapt`` runs the inner steps in the graph, like `MetaModel.adapt`, with the same values up to rounding.
     If the steps diverge on the samples, it returns an error that shows the range of the labels.
+    ``adapt_many`` has for each task what ``adapt`` answers for it, up to rounding. For a task that ``adapt``
+    refuses because its numbers diverge, it has the empty text, and the other tasks have their deltas.
     ``predict`` uses the shared weights, from which adaptation starts. Only ``InnerLoop("ridge")`` and
     training with ``steps=0`` train them to predict without adaptation.
 
@@ -86,7 +91,7 @@ def meta_signatures(
     """
     strings = DeltaStrings(model, steps, dtype, stale)
     inputs = sample_inputs(model)
-    taken = sorted({LABEL, WEIGHTS} & set(inputs))
+    taken = sorted({LABEL, WEIGHTS, PER_USER} & set(inputs))
     if taken:
         raise ConfigError(
             f"{', '.join(taken)} can't be the name of a feature: `adapt` and `predict_with` use it"
@@ -100,10 +105,21 @@ def meta_signatures(
 
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         given = _check(given)
-        features = {name: given[name] for name in inputs}
-        deltas = task_deltas(model.learner, support_only(features, given[LABEL]), strings.steps)
+        counts = tf.shape(given[LABEL], tf.int64)[:1]
         numbers = {name: given[name] for name in (LABEL, *inputs) if given[name].dtype.is_floating}
-        return {WEIGHTS: strings.encode(deltas, numbers)}
+        return {WEIGHTS: strings.encode(learned(given, counts), numbers)}
+
+    def adapt_many(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        counts = given[PER_USER]
+        given = _check({name: given[name] for name in (LABEL, *inputs)})
+        tasks = tf.size(counts)
+        counts = tf.pad(_check_counts(counts, given[LABEL]), [[0, tf.cast(tasks == 0, tf.int32)]])
+        return {WEIGHTS: strings.encode_many(learned(given, counts))[:tasks]}  # of no task: of an empty one
+
+    def learned(given: dict[str, Any], counts: tf.Tensor) -> TaskDeltas:
+        features = {name: given[name] for name in inputs}
+        batch = tasks_in("support", features, given[LABEL], counts)
+        return task_deltas(model.learner, batch, strings.steps)
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = strings.decode(given[WEIGHTS])
@@ -115,6 +131,9 @@ def meta_signatures(
     return {
         "predict": Signature(predict, inputs),
         "adapt": Signature(adapt, {**inputs, LABEL: label}),
+        "adapt_many": Signature(
+            adapt_many, {**inputs, LABEL: label, PER_USER: tf.TensorSpec([None], tf.int64)}
+        ),
         "predict_with": Signature(predict_with, {**inputs, WEIGHTS: tf.TensorSpec([], tf.string)}),
     }
 
@@ -152,6 +171,12 @@ def _check(columns: dict[str, Any]) -> dict[str, Any]:
     return assert_first(columns, finite, [f"{LABEL} holds NaN or infinity: leave such samples out"])
 
 
+def _check_counts(counts: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    samples, total = tf.shape(labels, tf.int64)[0], tf.reduce_sum(counts)
+    told = [f"{PER_USER} must be 0 or more and add up to", samples, "the samples, but add up to", total]
+    return assert_first(counts, (total == samples) & tf.reduce_all(counts >= 0), told)
+
+
 def _outputs(model: MetaModel, inputs: Mapping[str, tf.TypeSpec]) -> int:
     """Return how many outputs the network has."""
     sample = {
@@ -182,11 +207,12 @@ def meta_sequence_signatures(
     ``predict``       sequences, as for `exposure_signatures`                   as there, by shared weights
     ``adapt``         one user's sequence, its targets the exposures to learn   ``weights_bytes``
                       from, and of each label ``labels_<column>``
+    ``adapt_many``    the same of many users                                    ``weights_bytes`` (users,)
     ``predict_with``  one user's sequence, its targets other exposures, and     as of ``predict``, adapted
                       ``weights_bytes``
     ================  ========================================================  ============================
 
-    ``labels_<column>`` are (1, width) float32 like the targets; ``weights_bytes`` is as in
+    ``labels_<column>`` are (users, width) float32 like the targets; ``weights_bytes`` is as in
     `meta_signatures`.
 
     With ``states``, there are also those of `gmeta.export.sequence_models.state_signatures`, and two that
@@ -216,17 +242,26 @@ def meta_sequence_signatures(
 
     def adapt(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         batch, here = wire.batch(given)
-        here = _of_one_user(here)
+        deltas, columns = learned(given, batch, _of_one_user(here))
+        return {WEIGHTS: strings.encode(deltas, columns)}
+
+    def adapt_many(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        return {WEIGHTS: strings.encode_many(learned(given, *wire.batch(given))[0])}
+
+    def learned(
+        given: dict[str, Any], batch: Mapping[str, Any], here: tf.Tensor
+    ) -> tuple[TaskDeltas, dict[str, tf.Tensor]]:
         columns = {name: _labels(given[name], name, here) for name in labels.values()}
-        task = _task(model, batch, tf.stack(list(columns.values()), axis=-1), "support")
-        return {WEIGHTS: strings.encode(task_deltas(learner, task, strings.steps), columns)}
+        task = _tasks(model, batch, tf.stack(list(columns.values()), axis=-1), "support", _counts(here))
+        return task_deltas(learner, task, strings.steps), columns
 
     def predict_with(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         deltas, rows = strings.decode(given[WEIGHTS])
         batch, here = wire.batch(given)
         here = _of_one_user(here)
         exposures = tf.math.count_nonzero(here)
-        task = _task(model, batch, tf.zeros([exposures, len(labels)]), "query")
+        none = tf.zeros([exposures, len(labels)])
+        task = _tasks(model, batch, none, "query", _counts(here))
         towers = query_outputs(learner, task, deltas, rows)[0]
         return answers(ranker, batch, learner.by_task(towers), here)
 
@@ -235,6 +270,7 @@ def meta_sequence_signatures(
     found = {
         **exposure_signatures(ranker, text_ids=text_ids),
         "adapt": Signature(adapt, {**wire.inputs, **of_labels}),
+        "adapt_many": Signature(adapt_many, {**wire.inputs, **of_labels}),
         "predict_with": Signature(predict_with, {**wire.inputs, **of_weights}),
     }
     if states is None:
@@ -269,23 +305,23 @@ def meta_sequence_signatures(
     }
 
 
-def _task(model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str) -> dict[str, Any]:
-    """Make a task of one user, with all exposures in one part, support or query."""
-    return {
-        **one_task(model.ranker.ids(batch), labels, **_all_in(part, labels)),
-        "layout": model.learner.columns.layout(batch),
-    }
+def _tasks(
+    model: MetaGRM, batch: Mapping[str, Any], labels: tf.Tensor, part: str, counts: tf.Tensor
+) -> dict[str, Any]:
+    """Make a task of each user, with all exposures in one part, support or query."""
+    tasks = tasks_in(part, model.ranker.ids(batch), labels, counts)
+    return {**tasks, "layout": model.learner.columns.layout(batch)}
 
 
 def _task_of(model: MetaGRM, exposures: tf.Tensor, labels: tf.Tensor, part: str) -> dict[str, Any]:
-    """Make a task as `_task` does, of the trunk's vectors (exposures, dim)."""
-    task = one_task(no_ids(model.collection), labels, **_all_in(part, labels))
-    return {**task, "exposures": exposures}
+    """Make a task of one user as `_tasks` does, of the trunk's vectors (exposures, dim)."""
+    counts = tf.shape(labels, tf.int64)[:1]
+    return {**tasks_in(part, no_ids(model.collection), labels, counts), "exposures": exposures}
 
 
-def _all_in(part: str, labels: tf.Tensor) -> dict[str, tf.Tensor]:
-    every = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
-    return {"support": every[:, :0], "query": every[:, :0], part: every}
+def _counts(here: tf.Tensor) -> tf.Tensor:
+    """Return the number of each user's exposures."""
+    return tf.math.count_nonzero(here, axis=1)
 
 
 def _of_one_user(here: tf.Tensor) -> tf.Tensor:

@@ -6,6 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from gmeta.core.errors import ConfigError, DataError, NotFiniteError
@@ -210,6 +213,55 @@ def test_an_id_that_neither_has_seen_adapts_alike(served):
     for query in (cold, other):
         answer = here(folder / "all", "predict_with", {**query, "weights_bytes": moved})["rating"]
         np.testing.assert_allclose(answer, model.predict(features(query), weights=fast), rtol=1e-5)
+
+
+def of_tasks(sizes, seed=0):
+    """Samples of several tasks, as ``adapt_many`` takes them, and of each as ``adapt`` does."""
+    given = samples(sum(sizes), seed)
+    given["label"] = np.random.default_rng(seed).random(sum(sizes)).astype(np.float32)
+    ends = np.cumsum(sizes)
+    of_each = [
+        {name: each[end - size : end] for name, each in given.items()}
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+    return {**given, "samples_per_user": np.int64(sizes)}, of_each
+
+
+@hypothesis_settings(max_examples=8, deadline=None)
+@given(sizes=st.lists(st.integers(0, 6), max_size=5), seed=st.integers(0, 9))
+@example(sizes=[], seed=0)
+@example(sizes=[0, 0], seed=0)
+def test_many_tasks_adapt_as_each_does(served, sizes, seed):
+    many, of_each = of_tasks(sizes, seed)
+    answered = here(served[0] / "all", "adapt_many", many)["weights_bytes"]
+    assert answered.shape == (len(sizes),)
+    for data, each in zip(answered, of_each, strict=True):
+        one = FastWeights.from_bytes(here(served[0] / "all", "adapt", each)["weights_bytes"])
+        found = FastWeights.from_bytes(data)
+        assert found.metadata() == one.metadata()
+        assert found.deltas.keys() == one.deltas.keys()
+        assert found.rows.keys() == one.rows.keys()
+        for name, delta in one.deltas.items():
+            np.testing.assert_allclose(found.deltas[name], delta, rtol=1e-4, atol=1e-5)
+        for name, (keys, deltas) in one.rows.items():
+            np.testing.assert_array_equal(found.rows[name].keys, keys)
+            np.testing.assert_allclose(found.rows[name].deltas, deltas, rtol=1e-4, atol=1e-5)
+
+
+def test_one_of_many_tasks_diverges_alone(served):
+    many, of_each = of_tasks([2, 3, 1])
+    many["label"][2] = 1e30
+    answered = here(served[0] / "all", "adapt_many", many)["weights_bytes"]
+    assert answered[1] == b""
+    one = here(served[0] / "all", "adapt", of_each[2])["weights_bytes"]
+    assert FastWeights.from_bytes(answered[2]).metadata() == FastWeights.from_bytes(one).metadata()
+
+
+@pytest.mark.parametrize("counts", [[2, 2], [7, -1], [6, 1], []])
+def test_counts_that_are_not_of_the_samples_are_refused(served, counts):
+    many, _ = of_tasks([2, 4])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="samples_per_user must be 0 or more and add up"):
+        here(served[0] / "all", "adapt_many", {**many, "samples_per_user": np.int64(counts)})
 
 
 def test_a_task_of_no_samples_and_one_of_half_the_bytes(served, tmp_path):

@@ -226,12 +226,24 @@ def test_a_ranker_adapts_to_a_user_on_the_server(adaptive):
     shown, new = (
         with_targets(user, lambda column, cut=cut: column[:, cut]) for cut in (slice(3), slice(3, 6))
     )
-    everybody, adapted = ask_all(
+    everybody, adapted, many, *each = ask_all(
         [
             (folder, "predict", sent_of(model.ranker, batch)),
             (folder, "adapt", sent_of(model.ranker, shown, ["click", "buy"])),
+            (folder, "adapt_many", sent_of(model.ranker, batch, ["click", "buy"])),
+            *(
+                (folder, "adapt", sent_of(model.ranker, of_user(batch, user), ["click", "buy"]))
+                for user in (0, 1)
+            ),
         ]
     )
+    for found, one in zip(many["weights_bytes"], each, strict=True):
+        deltas, expected = (
+            FastWeights.from_bytes(data).deltas for data in (found, one["weights_bytes"].item())
+        )
+        assert deltas.keys() == expected.keys()
+        for name, delta in expected.items():
+            np.testing.assert_allclose(deltas[name], delta, rtol=1e-4, atol=1e-6)
     whole = model.ranker(batch)
     np.testing.assert_allclose(everybody["click_logit"][0], whole["ctr"][0], **CLOSE)
     data = adapted["weights_bytes"].item()

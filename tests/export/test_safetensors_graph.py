@@ -24,7 +24,9 @@ TENSORS = st.dictionaries(
 @settings(max_examples=60, deadline=None)
 @given(TENSORS, st.dictionaries(NAMES, NAMES, max_size=2))
 def test_the_library_reads_what_a_graph_writes(tensors, metadata):
-    written = encode({name: tf.constant(value) for name, value in tensors.items()}, metadata).numpy()
+    written = encode({name: tf.constant(value)[None] for name, value in tensors.items()}, metadata, 1)[
+        0
+    ].numpy()
     for name, value in load(written).items():
         assert value.dtype == tensors[name].dtype
         np.testing.assert_array_equal(value, tensors[name])

@@ -443,21 +443,27 @@ def _move(rows: tf.Tensor, keys: tf.Tensor, moved_keys: tf.Tensor, deltas: tf.Te
     return rows + tf.where(found[:, tf.newaxis], tf.gather(deltas, places), 0)
 
 
-def support_only(features: Mapping[str, Any], labels: tf.Tensor) -> dict[str, Any]:
-    """Return samples as a batch of one task, with the samples as its support."""
-    index = tf.range(tf.shape(labels, tf.int64)[0])[tf.newaxis]
-    return one_task(features, labels, support=index, query=index[:, :0])
+def tasks_in(part: str, features: Mapping[str, Any], labels: tf.Tensor, counts: tf.Tensor) -> dict[str, Any]:
+    """Return samples as a batch of tasks, with all samples in one part.
+
+    Args:
+      part: "support" or "query".
+      features: The samples, flat, in the order of tasks.
+      labels: Their labels, (samples,) or (samples, outputs).
+      counts: (tasks,) int64, the number of each task's samples.
+    """
+    real = tf.sequence_mask(counts)
+    steps = tf.range(tf.shape(real, tf.int64)[1])
+    index = tf.where(real, tf.cumsum(counts, exclusive=True)[:, tf.newaxis] + steps, 0)
+    own = {"index": index, "mask": tf.cast(real, tf.float32)}
+    none = {name: each[:, :0] for name, each in own.items()}
+    sides = {"support": none, "query": none, part: own}
+    tasks = tf.range(tf.shape(counts, tf.int64)[0])
+    return {"features": dict(features), "label": labels, "task": tasks, **sides}
 
 
 def query_only(features: Mapping[str, Any]) -> dict[str, Any]:
     """Return samples as a batch of one task, with the samples as its query."""
     first = next(iter(features.values()))
     count = first.nrows(tf.int64) if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)[0]
-    index = tf.range(count)[tf.newaxis]
-    return one_task(features, tf.zeros([count]), support=index[:, :0], query=index)
-
-
-def one_task(features: Mapping[str, Any], labels: tf.Tensor, **parts: tf.Tensor) -> dict[str, Any]:
-    """Return a batch of one task; ``support`` and ``query`` are the indices of their samples, (1, n)."""
-    sides = {part: {"index": index, "mask": tf.ones_like(index, tf.float32)} for part, index in parts.items()}
-    return {"features": dict(features), "label": labels, "task": tf.zeros([1], tf.int64), **sides}
+    return tasks_in("query", features, tf.zeros([count]), count[tf.newaxis])

@@ -48,16 +48,16 @@ _UNSEALED = rf'(?s)\{{"__metadata__":\{{{_PAIR}(?:,{_PAIR})*\}}.*'
 
 
 def seal(data: tf.Tensor) -> tf.Tensor:
-    """Put the checksum into the bytes of a safetensors file whose metadata has `NONE` for it.
+    """Put the checksum into the bytes of safetensors files whose metadata has `NONE` for it.
 
     Args:
-      data: () string.
+      data: String, of any shape.
     """
     length, header, body = _parts(data)
-    digits = _sum_of(data)
-    entry = tf.strings.join([f'"{NAME}":"', digits, '"'])
-    header = tf.strings.regex_replace(header, _ENTRY, entry, replace_global=False)
-    return tf.strings.join([length, header, body])
+    before = tf.strings.regex_replace(header, rf'(?s)^(.*?"{NAME}":"){NONE}".*', r"\1")
+    place = tf.strings.length(before)
+    behind = tf.strings.substr(header, place + DIGITS, tf.strings.length(header) - place - DIGITS)
+    return tf.strings.join([length, before, _sum_of(data), behind, body])
 
 
 def is_whole(data: tf.Tensor) -> tf.Tensor:
@@ -75,14 +75,17 @@ def is_whole(data: tf.Tensor) -> tf.Tensor:
 
 def _parts(data: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Split bytes into the header's length, the header, and the numbers."""
-    length = tf.strings.substr(data, 0, 8)
-    end = 8 + tf.io.decode_raw(length, tf.int64)[0]
-    header = tf.strings.substr(data, tf.constant(8, tf.int64), end - 8)
-    return length, header, tf.strings.substr(data, end, tf.cast(tf.strings.length(data), tf.int64) - end)
+    size = tf.cast(tf.strings.length(data), tf.int64)
+    eight = 8 * tf.ones_like(size)
+    length = tf.strings.substr(data, 0 * eight, eight)
+    end = 8 + tf.io.decode_raw(length, tf.int64)[..., 0]
+    header = tf.strings.substr(data, eight, end - 8)
+    return length, header, tf.strings.substr(data, end, size - end)
 
 
 def _sum_of(data: tf.Tensor) -> tf.Tensor:
-    bits = tf.bitcast(tf.raw_ops.Fingerprint(data=data[None], method="farmhash64"), tf.int64)[0]
+    prints = tf.raw_ops.Fingerprint(data=tf.reshape(data, [-1]), method="farmhash64")
+    bits = tf.reshape(tf.bitcast(prints, tf.int64), tf.shape(data))
     return tf.strings.as_string(bits & tf.int64.max, width=DIGITS, fill="0")
 
 
