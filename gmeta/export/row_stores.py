@@ -115,6 +115,11 @@ def encode_rows(rows: npt.NDArray[Any], dtype: RowDtype, version: int) -> list[b
     return [data[place : place + size] for place in range(0, len(data), size)]
 
 
+def without_password(url: str) -> str:
+    """Return an address as messages show it."""
+    return re.sub(r"(//[^/@]*:)[^/@]*@", r"\1***@", url)
+
+
 class RowStore(ABC):
     """A store of rows.
 
@@ -126,7 +131,7 @@ class RowStore(ABC):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = re.sub(r"(//[^/@]*:)[^/@]*@", r"\1***@", url)
+        self.url = without_password(url)
 
     @abstractmethod
     def positions(self) -> set[Position]:
@@ -183,32 +188,35 @@ end
 """
 
 
-class RedisRows(RowStore):
-    """Rows in Redis, or in Redis Cluster.
+class RedisConnection:
+    """A connection to Redis, or to Redis Cluster, that opens at its first use.
 
     Args:
-      url: ``redis://[user:password@]host[:port][,host[:port]...]/prefix``, or ``rediss://`` for TLS. Several
-        hosts are nodes of one cluster, any of which may be down.
+      url: As for `RedisRows`.
+
+    Attributes:
+      url: The address without a password.
+      prefix: What keys begin with.
 
     Raises:
       ConfigError: ``redis`` isn't installed, or the address isn't one.
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__(url)
+        self.url = without_password(url)
         self._library = import_for("a store redis://", "redis")
         parts = urlsplit(url)
         account, _, hosts = parts.netloc.rpartition("@")
         self._hosts = [host for host in hosts.split(",") if host]
         self._account = f"{parts.scheme}://{account}{'@' if account else ''}"
-        self._prefix = parts.path.strip("/")
-        if not self._hosts or not re.fullmatch(r"[\w.:/-]+", self._prefix) or parts.query:
+        self.prefix = parts.path.strip("/")
+        if not self._hosts or not re.fullmatch(r"[\w.:/-]+", self.prefix) or parts.query:
             raise ConfigError(
                 f"{url} must be redis://host:port/prefix, a prefix of letters, digits, _ . : / -"
             )
 
     @cached_property
-    def _client(self) -> Any:
+    def client(self) -> Any:
         """The connection; the nodes of a cluster are found from any one that answers."""
         library, failed = self._library, None
         limits = {"socket_connect_timeout": 10, "socket_timeout": 60}
@@ -232,7 +240,7 @@ class RedisRows(RowStore):
             if node.get("maxmemory") and str(node.get("maxmemory_policy")).startswith("allkeys"):
                 raise StoreError(
                     f"{self.url} evicts keys (maxmemory-policy {node['maxmemory_policy']}), and an evicted "
-                    "row reads as an untrained id's: set maxmemory-policy noeviction"
+                    "one reads as that of an id or a user never seen: set maxmemory-policy noeviction"
                 )
 
     @property
@@ -247,7 +255,8 @@ class RedisRows(RowStore):
         )
 
     @contextmanager
-    def _explain(self) -> Iterator[None]:
+    def explain(self) -> Iterator[None]:
+        """Turn Redis' errors in a ``with`` block into those of gmeta; one that can't be reached is closed."""
         try:
             yield
         except self._unavailable as error:
@@ -258,15 +267,37 @@ class RedisRows(RowStore):
         except self._library.exceptions.RedisError as error:
             raise StoreError(f"{self.url} refuses: {first_line(error)}") from error
 
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        client = self.__dict__.pop("client", None)
+        if client is not None:
+            client.close()
+
+
+class RedisRows(RowStore):
+    """Rows in Redis, or in Redis Cluster.
+
+    Args:
+      url: ``redis://[user:password@]host[:port][,host[:port]...]/prefix``, or ``rediss://`` for TLS. Several
+        hosts are nodes of one cluster, any of which may be down.
+
+    Raises:
+      ConfigError: ``redis`` isn't installed, or the address isn't one.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._redis = RedisConnection(url)
+
     def positions(self) -> set[Position]:
         """See `RowStore.positions`."""
         keys = [self._key(bucket) for bucket in range(BUCKETS)]
-        with self._explain():
-            many = getattr(self._client, "mget_nonatomic", self._client.mget)
+        with self._redis.explain():
+            many = getattr(self._redis.client, "mget_nonatomic", self._redis.client.mget)
             return {Position.of(held, self.url) for held in many(keys)}
 
     def _key(self, bucket: int) -> bytes:
-        return f"{self._prefix}:{{{bucket}}}".encode()
+        return f"{self._redis.prefix}:{{{bucket}}}".encode()
 
     def change(self, change: Change) -> None:
         """See `RowStore.change`."""
@@ -282,30 +313,28 @@ class RedisRows(RowStore):
                 keys[bucket].append(key)
                 rows[bucket].append(row)
         settings = [change.stream, change.after, change.until, change.to.stored]
-        with self._explain():
+        with self._redis.explain():
             for bucket in range(BUCKETS):
                 names = [self._key(bucket), *gone[bucket], *keys[bucket]]
                 words = [*settings, len(gone[bucket]), *rows[bucket]]
-                self._client.eval(_CHANGE, len(names), *names, *words)
+                self._redis.client.eval(_CHANGE, len(names), *names, *words)
 
     def _keys(self, table: str, ids: Ints) -> Iterator[tuple[int, bytes]]:
         for bucket, number in zip(_buckets(ids), ids.tolist(), strict=True):
-            yield bucket, f"{self._prefix}:{{{bucket}}}:{table}:{number}".encode()
+            yield bucket, f"{self._redis.prefix}:{{{bucket}}}:{table}:{number}".encode()
 
     def sweep(self, version: int) -> None:
         """See `RowStore.sweep`."""
-        with self._explain():
-            found = self._client.scan_iter(match=f"{self._prefix}:{{*}}:*", count=_SWEPT_AT_ONCE)
+        with self._redis.explain():
+            found = self._redis.client.scan_iter(match=f"{self._redis.prefix}:{{*}}:*", count=_SWEPT_AT_ONCE)
             while some := sorted(itertools.islice(found, _SWEPT_AT_ONCE), key=_bucket_of):
                 for _, keys in itertools.groupby(some, _bucket_of):
                     of = [*keys]
-                    self._client.eval(_SWEEP, len(of), *of, version)
+                    self._redis.client.eval(_SWEEP, len(of), *of, version)
 
     def close(self) -> None:
         """See `RowStore.close`."""
-        client = self.__dict__.pop("_client", None)
-        if client is not None:
-            client.close()
+        self._redis.close()
 
 
 def _buckets(ids: Ints) -> list[int]:

@@ -62,15 +62,20 @@ def measure(what: str, inner: InnerLoop, rounds: int, tasks: int) -> list[Result
         query = {name: tf.constant(value) for name, value in padded(asked).items()}
         kept = tf.constant(fast.to_bytes())
         label = tf.constant(users[0][1], tf.float32)
+        of_all = {name: tf.concat([x[name] for x, _ in users], 0) for name in asked}
+        many = {name: tf.constant(value) for name, value in padded(of_all).items()}
+        many["label"] = tf.constant(np.concatenate([y for _, y in users]), tf.float32)
+        many["samples_per_user"] = tf.fill([tasks], tf.constant(RATED, tf.int64))
         seconds |= interleave(
             {
                 "served/adapt": lambda number: loaded["adapt"](**sent[number % len(sent)], label=label),
+                "served/adapt_many": lambda _: loaded["adapt_many"](**many),
                 "served/predict": lambda _: loaded["predict"](**query),
                 "served/predict_with": lambda _: loaded["predict_with"](**query, weights_bytes=kept),
             },
             rounds=rounds,
         )
-    path = f"serving/{what}"
+    path, served_many = f"serving/{what}", seconds.pop("served/adapt_many")
     return [
         Result(f"{path}/adapt", 1e3 * seconds["adapt"], "ms"),
         Result(
@@ -79,6 +84,13 @@ def measure(what: str, inner: InnerLoop, rounds: int, tasks: int) -> list[Result
             "tasks/s",
             "one by one",
             1 / seconds["adapt"],
+        ),
+        Result(
+            f"{path}/served/adapt_many/tasks{tasks}",
+            tasks / served_many,
+            "tasks/s",
+            "one by one",
+            1 / seconds["served/adapt"],
         ),
         Result(f"{path}/predict", 1e3 * seconds["predict"], "ms"),
         Result(f"{path}/to_bytes", 1e3 * seconds["bytes"], "ms"),
@@ -94,6 +106,7 @@ def main() -> None:
     loops = {
         "melu": InnerLoop(steps=STEPS),
         "melu_head": InnerLoop("anil", steps=STEPS),
+        "melu_ridge": InnerLoop("ridge"),
         "melu_rows": InnerLoop(steps=STEPS, adapt="all"),
     }
     results: list[Result] = []
