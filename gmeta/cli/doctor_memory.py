@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gmeta.checkpoint.chain import CheckpointReader
 from gmeta.checkpoint.contents import find_checkpoint, format_size
 from gmeta.checkpoint.manifest import TableEntry
-from gmeta.cli.doctor_installation import Finding, Status
+from gmeta.cli.doctor import Finding, Status
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import LOGICAL_SHARDS
 from gmeta.policies import Tiers
