@@ -25,6 +25,7 @@ from gmeta.core.settings import parse_duration, parse_size
 
 if TYPE_CHECKING:
     from gmeta.export.model_server import ModelServer
+    from gmeta.export.saved_model import Exported
 
 
 @click.command("export")
@@ -122,17 +123,42 @@ def export_command(
     takes features and those bytes. Clients send a feature with several ids per sample as a matrix whose
     rows are padded with -1. OUT/VERSION appears whole or not at all.
     """
-    if server == "triton":
+    given = {name: value for name, value in context.params.items() if name not in ("server", "out")}
+    if server == "tensorflow-serving":
+        exported = _export(context, out=out, **given)
+        last = f"exported: {exported.folder}"
+    else:
         from gmeta.export.server_files import triton_version, write_triton
 
-        settings = {**context.params, "server": "tensorflow-serving", "model_version": 1}
-        model_version = model_version or triton_version(out)
+        version = model_version or triton_version(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-            context.invoke(export_command, **{**settings, "out": Path(folder, "model")})
-            names = write_triton(Path(folder, "model", "1"), out, model_version)
-        click.echo(f"for Triton: {out}, version {model_version} of {', '.join(names)}")
-        return
+            exported = _export(context, out=Path(folder, "model"), **{**given, "model_version": 1})
+            names = write_triton(exported.folder, out, version)
+        last = f"exported: {out}, version {version} of {', '.join(names)}"
+    for signature, inputs in exported.signatures.items():
+        click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
+    for note in exported.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"{last}, {exported.rows:,} embedding rows")
+
+
+def _export(
+    context: click.Context,
+    run_path: Path,
+    out: Path,
+    method: str | None,
+    seed: int | None,
+    model_version: int | None,
+    unknown: Literal["initial", "zeros"],
+    steps: int | None,
+    dtype: Literal["float32", "float16"],
+    row_dtype: RowDtype,
+    stale: Literal["refuse", "apply"],
+    k: int,
+    seen: bool | None,
+) -> Exported:
+    """Write a run's model as a SavedModel, by its family."""
     from gmeta.experiment.runs.all_runs import export_run
     from gmeta.experiment.runs.run_folder import RunFolder
 
@@ -142,13 +168,11 @@ def export_command(
     if family == "ranking":
         from gmeta.experiment.ranking.served import export_ranking
 
-        exported = export_ranking(
-            run, out, method=method, seed=seed, version=model_version, row_dtype=row_dtype
-        )
-    elif family in ("next-item", "retrieval"):
+        return export_ranking(run, out, method=method, seed=seed, version=model_version, row_dtype=row_dtype)
+    if family in ("next-item", "retrieval"):
         from gmeta.experiment.next_item.served import export_catalogue
 
-        exported = export_catalogue(
+        return export_catalogue(
             run,
             out,
             method=method,
@@ -158,24 +182,18 @@ def export_command(
             leave_out_seen=None if seen is None else not seen,
             row_dtype=row_dtype,
         )
-    else:
-        exported = export_run(
-            run,
-            out,
-            method=method,
-            seed=seed,
-            version=model_version,
-            unknown=unknown,
-            steps=steps,
-            dtype=dtype,
-            stale=stale,
-            row_dtype=row_dtype,
-        )
-    for signature, inputs in exported.signatures.items():
-        click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
-    for note in exported.notes:
-        click.echo(f"note: {note}")
-    click.echo(f"exported: {exported.folder}, {exported.rows:,} embedding rows")
+    return export_run(
+        run,
+        out,
+        method=method,
+        seed=seed,
+        version=model_version,
+        unknown=unknown,
+        steps=steps,
+        dtype=dtype,
+        stale=stale,
+        row_dtype=row_dtype,
+    )
 
 
 def _list(tensors: Mapping[str, str]) -> str:
