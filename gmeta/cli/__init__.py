@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": "Score the rows of new files with a run.",
     "semantic-ids": "Make codes of items out of their vectors, for generative retrieval.",
     "export": "Write a trained model for TensorFlow Serving.",
+    "serve": "Serve an exported model over gRPC, without TensorFlow Serving.",
     "publish": "Publish the model of a run on a stream for servers.",
     "deliver": "Send a published model's changes to servers.",
     "inspect": "List what a checkpoint holds: tables, rows, sizes, steps, largest norms.",
@@ -44,6 +45,7 @@ _ELSEWHERE = {
     "evaluate": "predict:evaluate_command",
     "recommend": "predict:recommend_command",
     "export": "publish:export_command",
+    "serve": "publish:serve_command",
     "deliver": "publish:deliver_command",
     "tables": "inspect:tables_command",
 }

@@ -1,23 +1,31 @@
-"""``gmeta export``, ``gmeta publish`` and ``gmeta deliver``: models for servers.
+"""``gmeta export``, ``gmeta serve``, ``gmeta publish`` and ``gmeta deliver``: models for servers.
 
-``gmeta export`` writes a model that was trained on a prepared data set. ``gmeta train --follow`` (`follow`)
-trains on a stream and publishes its model with deltas, ``gmeta publish`` publishes such a model later, and
-``gmeta deliver`` sends the deltas to servers.
+``gmeta export`` writes a model that was trained on a prepared data set, and ``gmeta serve`` serves it.
+``gmeta train --follow`` (`follow`) trains on a stream and publishes its model with deltas, ``gmeta publish``
+publishes such a model later, and ``gmeta deliver`` sends the deltas to servers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from gmeta.cli.options import refuse_options, run_option, seen_option
 from gmeta.core.errors import ConfigError
 from gmeta.core.row_formats import RowDtype
-from gmeta.core.settings import parse_duration
+from gmeta.core.settings import parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from gmeta.export.model_server import ModelServer
+    from gmeta.export.saved_model import Exported
 
 
 @click.command("export")
@@ -78,6 +86,15 @@ from gmeta.core.settings import parse_duration
     help="Items of an answer, for next-item and retrieval.",
 )
 @seen_option
+@click.option(
+    "--for",
+    "server",
+    type=click.Choice(["tensorflow-serving", "triton"]),
+    default="tensorflow-serving",
+    show_default=True,
+    help="The server. TensorFlow Serving's form is also that of gmeta serve. For Triton, OUT is a model "
+    "repository with a model for each signature, OUT_SIGNATURE.",
+)
 @click.pass_context
 def export_command(
     context: click.Context,
@@ -93,6 +110,7 @@ def export_command(
     stale: Literal["refuse", "apply"],
     k: int,
     seen: bool | None,
+    server: Literal["tensorflow-serving", "triton"],
 ) -> None:
     """Write a trained model as a SavedModel that stock TensorFlow Serving loads.
 
@@ -105,6 +123,42 @@ def export_command(
     takes features and those bytes. Clients send a feature with several ids per sample as a matrix whose
     rows are padded with -1. OUT/VERSION appears whole or not at all.
     """
+    given = {name: value for name, value in context.params.items() if name not in ("server", "out")}
+    if server == "tensorflow-serving":
+        exported = _export(context, out=out, **given)
+        last = f"exported: {exported.folder}"
+    else:
+        from gmeta.export.server_files import triton_version, write_triton
+
+        version = model_version or triton_version(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            exported = _export(context, out=Path(folder, "model"), **{**given, "model_version": 1})
+            names = write_triton(exported.folder, out, version)
+        last = f"exported: {out}, version {version} of {', '.join(names)}"
+    for signature, inputs in exported.signatures.items():
+        click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
+    for note in exported.notes:
+        click.echo(f"note: {note}")
+    click.echo(f"{last}, {exported.rows:,} embedding rows")
+
+
+def _export(
+    context: click.Context,
+    run_path: Path,
+    out: Path,
+    method: str | None,
+    seed: int | None,
+    model_version: int | None,
+    unknown: Literal["initial", "zeros"],
+    steps: int | None,
+    dtype: Literal["float32", "float16"],
+    row_dtype: RowDtype,
+    stale: Literal["refuse", "apply"],
+    k: int,
+    seen: bool | None,
+) -> Exported:
+    """Write a run's model as a SavedModel, by its family."""
     from gmeta.experiment.runs.all_runs import export_run
     from gmeta.experiment.runs.run_folder import RunFolder
 
@@ -114,13 +168,11 @@ def export_command(
     if family == "ranking":
         from gmeta.experiment.ranking.served import export_ranking
 
-        exported = export_ranking(
-            run, out, method=method, seed=seed, version=model_version, row_dtype=row_dtype
-        )
-    elif family in ("next-item", "retrieval"):
+        return export_ranking(run, out, method=method, seed=seed, version=model_version, row_dtype=row_dtype)
+    if family in ("next-item", "retrieval"):
         from gmeta.experiment.next_item.served import export_catalogue
 
-        exported = export_catalogue(
+        return export_catalogue(
             run,
             out,
             method=method,
@@ -130,24 +182,18 @@ def export_command(
             leave_out_seen=None if seen is None else not seen,
             row_dtype=row_dtype,
         )
-    else:
-        exported = export_run(
-            run,
-            out,
-            method=method,
-            seed=seed,
-            version=model_version,
-            unknown=unknown,
-            steps=steps,
-            dtype=dtype,
-            stale=stale,
-            row_dtype=row_dtype,
-        )
-    for signature, inputs in exported.signatures.items():
-        click.echo(f"{signature}: {_list(inputs)} -> {_list(exported.answers[signature])}")
-    for note in exported.notes:
-        click.echo(f"note: {note}")
-    click.echo(f"exported: {exported.folder}, {exported.rows:,} embedding rows")
+    return export_run(
+        run,
+        out,
+        method=method,
+        seed=seed,
+        version=model_version,
+        unknown=unknown,
+        steps=steps,
+        dtype=dtype,
+        stale=stale,
+        row_dtype=row_dtype,
+    )
 
 
 def _list(tensors: Mapping[str, str]) -> str:
@@ -267,6 +313,85 @@ def command(run_path: Path, folder: str) -> None:
     publisher.close()
     if published is not None:
         click.echo(f"{folder}: version {published.version}, {published.rows:,} rows")
+
+
+@click.command("serve")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="0: any free one."
+)
+@click.option("--name", help="What clients call the model.  [default: the name of its folder]")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="Requests that run at a time.  [default: the processor's cores]",
+)
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads of one op of a request."
+)
+@click.option(
+    "--max-bytes", default="64MB", show_default=True, metavar="SIZE", help="The most bytes of a request."
+)
+@click.option(
+    "--max-queue", type=click.IntRange(0), default=64, show_default=True, help="The most requests that wait."
+)
+@click.option(
+    "--every", default="1s", show_default=True, metavar="TIME", help="How often to look for a new version."
+)
+@click.option(
+    "--grace", default="30s", show_default=True, metavar="TIME", help="How long the end waits for requests."
+)
+def serve_command(
+    folder: Path,
+    host: str,
+    port: int,
+    name: str | None,
+    workers: int | None,
+    threads: int,
+    max_bytes: str,
+    max_queue: int,
+    every: str,
+    grace: str,
+) -> None:
+    """Serve an exported model over gRPC, by stock TensorFlow.
+
+    FOLDER is a SavedModel, or a folder of versions whose names are numbers, as `gmeta export` writes it. The
+    highest one serves; a new one takes its place once it is loaded and has answered its warm-up requests.
+    Clients of TensorFlow Serving's gRPC interface need no change. Ctrl-C or SIGTERM refuses new requests,
+    answers those that are there, and ends.
+    """
+    from gmeta.export.model_server import ModelServer
+
+    server = ModelServer(
+        folder,
+        name=name,
+        host=host,
+        port=port,
+        workers=workers or len(os.sched_getaffinity(0)),
+        threads=threads,
+        max_bytes=parse_size(max_bytes, "--max-bytes"),
+        max_queue=max_queue,
+        poll=parse_duration(every, "--every"),
+        say=lambda line: click.echo(line, err=True),
+    )
+    asyncio.run(_until_signal(server, parse_duration(grace, "--grace")))
+
+
+async def _until_signal(server: ModelServer, grace: float) -> None:
+    """Serve until a signal, then end when requests are answered; a second signal ends them."""
+    signals: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, signals.put_nowait, signal.Signals(number).name)
+    await server.start()
+    click.echo(f"{await signals.get()}: ends when the requests that are here are answered", err=True)
+    stopping, again = asyncio.create_task(server.stop(grace)), asyncio.create_task(signals.get())
+    await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        await server.stop(0)
+        await stopping
+    again.cancel()
 
 
 @click.command("deliver")

@@ -38,6 +38,7 @@ from gmeta.export.sequence_models import (
     retrieval_signatures,
     two_tower_signatures,
 )
+from gmeta.export.server_files import WarmUp, write_warm_up
 from gmeta.export.signature import (
     DEFAULT_SIGNATURE,
     OUTPUT,
@@ -160,6 +161,7 @@ def export_model(
     updates: Updates | None = None,
     dtype: RowDtype = "float32",
     external: External = (),
+    warm_up: Mapping[str, Mapping[str, npt.ArrayLike]] | bool = True,
 ) -> Exported:
     """Write a model as a SavedModel without custom ops.
 
@@ -187,12 +189,17 @@ def export_model(
         ``"all"``: of every table. A signature ``name`` that reads them takes their rows as inputs, and
         ``name_ids`` returns the ids whose rows it needs (`gmeta.export.external_rows`). A `Publisher` with
         this argument writes the rows, and `gmeta deliver` copies them to Redis or RocksDB.
+      warm_up: Requests that a server answers before those of clients, so that the first of these don't wait
+        for TensorFlow to prepare the graphs (`gmeta.export.server_files.WarmUp`). True: a request of one
+        sample for each signature. A mapping of a signature to its inputs by name, as clients send them: these
+        requests, for instance with as many samples as clients send, and the others as for True. False: none.
 
     Raises:
       NotFiniteError: Weights, or rows of the tables that are served, hold NaN or infinity. The message names
         the weights, or the table and the ids.
       ConfigError: ``folder`` exists; the inputs can't be determined or sent; a signature inserts rows, or its
-        graph still has an op of gmeta; deltas can't update the model; or a table can't be external.
+        graph still has an op of gmeta; deltas can't update the model; a table can't be external; or
+        ``warm_up`` has a request that can't be answered.
       GmetaError: The folder can't be written.
 
     Example:
@@ -250,17 +257,26 @@ def export_model(
         if isinstance(part, tf.saved_model.experimental.TrackableResource) and not isinstance(part, HashTable)
     ]
     served = {DEFAULT_SIGNATURE: next(iter(traced.values())), **traced}
+    sent = {name: _sent(signature, texts) for name, signature in chosen.items()}
+    requests: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    cold: dict[str, str] = {}
+    if warm_up is not False:
+        requests, cold = WarmUp(traced, sent, {} if warm_up is True else warm_up).requests()
+        if (first := next(iter(traced))) in requests:
+            requests, sent[DEFAULT_SIGNATURE] = {DEFAULT_SIGNATURE: requests[first], **requests}, sent[first]
     with stage_folder(folder) as staging:
         try:
             tf.saved_model.save(module, str(staging), signatures=served, options=_OPTIONS)
         except tf.errors.OpError as error:
             raise GmetaError(f"can't write {folder}: {first_line(error)}") from error
+        if requests:
+            write_warm_up(staging, requests, sent)
     return Exported(
         folder,
-        {name: _describe(_sent(signature, texts)) for name, signature in chosen.items()},
+        {name: _describe(sent[name]) for name in chosen},
         {name: _describe(each.structured_outputs) for name, each in traced.items()},
         sum(table.size for table in module.tables),
-        _notes(model, chosen),
+        (*_notes(model, chosen), *_cold_notes(cold)),
     )
 
 
@@ -275,6 +291,15 @@ def _notes(model: tf.keras.Model, signatures: Collection[str]) -> tuple[str, ...
         f"`predict` answers by the shared weights, which {model.inner.algorithm} teaches to adapt and not to "
         "predict: before you serve tasks without samples by it, measure it (AdaptationCurve with steps=0)",
     )
+
+
+def _cold_notes(cold: Mapping[str, str]) -> list[str]:
+    return [
+        f"`{name}` has no warm-up request, so its first request takes longer ({why}): give "
+        f"warm_up={{{name!r}: its inputs}}"
+        for name, why in cold.items()
+        if name != "apply_delta"
+    ]
 
 
 def _check_finite(model: tf.keras.Model) -> None:

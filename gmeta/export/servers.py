@@ -7,7 +7,8 @@ third more of them; gRPC sends them as they are.
 An answer may come from anything at the address, so it is not trusted: at most 64 KiB of it are read, no
 redirect is followed, and it must be a version.
 
-A client keeps in a `StateCache` what servers have read of users.
+`messages` has the interface's messages, and `gmeta.export.model_server` serves them. A client keeps in a
+`StateCache` what servers have read of users.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import base64
 import functools
 import http.client
 import json
+import math
 import re
 import ssl
 import struct
@@ -27,6 +29,9 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from gmeta.core.errors import ConfigError, GmetaError, whole_number
 from gmeta.core.imports import import_for
@@ -201,7 +206,7 @@ class GrpcServer(Server):
                 raise self._unreachable(said) from error
             raise self._refusal(signature, code.name, said) from error
         try:
-            response = _messages()["PredictResponse"].FromString(answer)
+            response = messages()["PredictResponse"].FromString(answer)
             (tensor,) = (output.value for output in response.outputs)
             return _version_in(tensor)
         except Exception as error:  # protobuf's DecodeError isn't a ValueError
@@ -210,7 +215,7 @@ class GrpcServer(Server):
     def _request(self, signature: str, inputs: Mapping[str, bytes]) -> bytes:
         if (size := sum(map(len, inputs.values()))) > _LARGEST:
             raise GmetaError(f"{self.url} can't receive {size:,} bytes over gRPC: use its REST interface")
-        request = _messages()["PredictRequest"]()
+        request = messages()["PredictRequest"]()
         request.model_spec.name, request.model_spec.signature_name = self._model, signature
         if self._version is not None:
             request.model_spec.version.value = self._version
@@ -250,11 +255,21 @@ _STRING, _INT64 = 7, 9
 
 
 @functools.cache
-def _messages() -> dict[str, Any]:
-    """Return the classes of `_FILE`."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+def messages() -> dict[str, Any]:
+    """Return the classes of the messages in `_FIELDS` by name."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    file = text_format.Parse(_FILE, descriptor_pb2.FileDescriptorProto())
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="gmeta/predict.proto", package="gmeta", syntax="proto3")
+    for name, fields in re.findall(r"^(\w+): (.*(?:\n  .*)*)", _FIELDS, re.MULTILINE):
+        message = file.message_type.add(name=name)
+        for field, number, kind, many in re.findall(r"(\w+)=(\d+) (\w+)(\*?)", fields):
+            label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
+            added = message.field.add(name=field, number=int(number), label=label)
+            if kind.isupper():
+                added.type = getattr(kinds, f"TYPE_{kind}")
+            else:
+                added.type, added.type_name = kinds.TYPE_MESSAGE, f".gmeta.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
@@ -263,32 +278,107 @@ def _messages() -> dict[str, Any]:
     }
 
 
-# The fields that are needed of tensorflow_serving/apis/{model,predict}.proto and
-# tensorflow/core/framework/tensor.proto. In bytes, a map is a list of keys with values. The package
-# tensorflow-serving-api has all fields, and asks for TensorFlow.
-_FILE = """
-name: "gmeta/predict.proto" package: "gmeta" syntax: "proto3"
-message_type { name: "Version" field { name: "value" number: 1 type: TYPE_INT64 } }
-message_type { name: "ModelSpec"
-  field { name: "name" number: 1 type: TYPE_STRING }
-  field { name: "version" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Version" }
-  field { name: "signature_name" number: 3 type: TYPE_STRING } }
-message_type { name: "Shape" field { name: "dim" number: 2 type: TYPE_BYTES label: LABEL_REPEATED } }
-message_type { name: "Tensor"
-  field { name: "dtype" number: 1 type: TYPE_INT32 }
-  field { name: "tensor_shape" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Shape" }
-  field { name: "tensor_content" number: 4 type: TYPE_BYTES }
-  field { name: "string_val" number: 8 type: TYPE_BYTES label: LABEL_REPEATED }
-  field { name: "int64_val" number: 10 type: TYPE_INT64 label: LABEL_REPEATED } }
-message_type { name: "Named"
-  field { name: "key" number: 1 type: TYPE_STRING }
-  field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Tensor" } }
-message_type { name: "PredictRequest"
-  field { name: "model_spec" number: 1 type: TYPE_MESSAGE type_name: ".gmeta.ModelSpec" }
-  field { name: "inputs" number: 2 type: TYPE_MESSAGE type_name: ".gmeta.Named" label: LABEL_REPEATED } }
-message_type { name: "PredictResponse"
-  field { name: "outputs" number: 1 type: TYPE_MESSAGE type_name: ".gmeta.Named" label: LABEL_REPEATED } }
+# The fields that are needed of tensorflow_serving/apis/{model,predict,prediction_log,get_model_metadata,
+# get_model_status}.proto, tensorflow/core/framework/tensor.proto and grpc/health/v1/health.proto. In bytes, a
+# map is a list of keys with values, and an enumeration is a number. The package tensorflow-serving-api has
+# all fields, and asks for TensorFlow.
+_FIELDS = """
+Version: value=1 INT64
+ModelSpec: name=1 STRING, version=2 Version, signature_name=3 STRING, version_label=4 STRING
+Dim: size=1 INT64
+Shape: dim=2 Dim*, unknown_rank=3 BOOL
+Tensor: dtype=1 INT32, tensor_shape=2 Shape, tensor_content=4 BYTES, float_val=5 FLOAT*, double_val=6 DOUBLE*,
+  int_val=7 INT32*, string_val=8 BYTES*, int64_val=10 INT64*, bool_val=11 BOOL*, uint32_val=16 UINT32*,
+  uint64_val=17 UINT64*
+Named: key=1 STRING, value=2 Tensor
+PredictRequest: model_spec=1 ModelSpec, inputs=2 Named*, output_filter=3 STRING*
+PredictResponse: outputs=1 Named*, model_spec=2 ModelSpec
+PredictLog: request=1 PredictRequest
+PredictionLog: predict_log=6 PredictLog
+GetModelMetadataRequest: model_spec=1 ModelSpec, metadata_field=2 STRING*
+Any: type_url=1 STRING, value=2 BYTES
+NamedAny: key=1 STRING, value=2 Any
+GetModelMetadataResponse: model_spec=1 ModelSpec, metadata=2 NamedAny*
+NamedBytes: key=1 STRING, value=2 BYTES
+SignatureDefMap: signature_def=1 NamedBytes*
+GetModelStatusRequest: model_spec=1 ModelSpec
+Status: error_code=1 INT32, error_message=2 STRING
+VersionStatus: version=1 INT64, state=2 INT32, status=3 Status
+GetModelStatusResponse: model_version_status=1 VersionStatus*
+HealthCheckRequest: service=1 STRING
+HealthCheckResponse: status=1 INT32
 """
+
+
+# Tensors in messages.
+
+_KINDS: dict[int, tuple[Any, str]] = {
+    1: (np.float32, "float_val"),
+    2: (np.float64, "double_val"),
+    3: (np.int32, "int_val"),
+    4: (np.uint8, "int_val"),
+    5: (np.int16, "int_val"),
+    6: (np.int8, "int_val"),
+    _STRING: (np.object_, "string_val"),
+    _INT64: (np.int64, "int64_val"),
+    10: (np.bool_, "bool_val"),
+    17: (np.uint16, "int_val"),
+    22: (np.uint32, "uint32_val"),
+    23: (np.uint64, "uint64_val"),
+}
+"""``tensorflow.DataType`` -> NumPy's dtype, and the field with the values."""
+
+
+def array_of(tensor: Any, most: int) -> npt.NDArray[Any]:
+    """Read the array in a ``Tensor`` of `messages`; strings are bytes in an array of objects.
+
+    Args:
+      tensor: The message, of anybody.
+      most: The most bytes that one value, repeated, may fill.
+
+    Raises:
+      ValueError: The message isn't a tensor, or is of a dtype that can't be read.
+    """
+    if tensor.dtype not in _KINDS:
+        raise ValueError(f"dtype {tensor.dtype} of tensorflow.DataType can't be read")
+    kind, field = _KINDS[tensor.dtype]
+    shape = [dim.size for dim in tensor.tensor_shape.dim]
+    if tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0:
+        raise ValueError(f"it has no shape: {shape}")
+    size, content, values = math.prod(shape), tensor.tensor_content, getattr(tensor, field)
+    if content and kind is not np.object_:
+        if len(content) != size * np.dtype(kind).itemsize:
+            raise ValueError(f"{len(content):,} bytes aren't the values of shape {shape}")
+        return np.frombuffer(content, kind).reshape(shape)
+    wide = np.fromiter(values, np.int32 if field == "int_val" else kind, len(values))
+    found = wide.astype(kind)
+    if field == "int_val" and (found != wide).any():
+        raise ValueError(f"a value isn't one of {found.dtype}")
+    if len(found) == 1 < size <= most // np.dtype(kind).itemsize:  # as TensorFlow sends equal values
+        found = np.repeat(found, size)
+    if len(found) != size:
+        raise ValueError(f"{len(found)} values don't fill shape {shape}")
+    return found.reshape(shape)
+
+
+def put_array(tensor: Any, array: npt.NDArray[Any], dtype: int) -> None:
+    """Write an array into a ``Tensor`` of `messages`, into the fields that TensorFlow Serving fills.
+
+    Args:
+      tensor: The message, empty.
+      array: The array; strings are bytes in an array of objects.
+      dtype: ``tensorflow.DataType``.
+
+    Raises:
+      ValueError: The dtype can't be written.
+    """
+    if dtype not in _KINDS:
+        raise ValueError(f"dtype {dtype} of tensorflow.DataType can't be written")
+    tensor.dtype = dtype
+    tensor.tensor_shape.SetInParent()  # without dimensions: a scalar
+    for size in array.shape:
+        tensor.tensor_shape.dim.add(size=size)
+    getattr(tensor, _KINDS[dtype][1]).extend(array.ravel().tolist())
 
 
 # States of users (`gmeta.export.sequence_models.state_signatures`) in the memory of a server's client.

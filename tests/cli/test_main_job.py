@@ -71,6 +71,13 @@ def test_a_trained_run_is_exported_to_the_next_version(folder, trained):
         assert signatures[2].endswith(", weights_bytes string [] -> rating float32 [null]")
         assert note.startswith("note: `predict` answers by the shared weights, which maml teaches to adapt")
         assert last.startswith(f"exported: models/melu/{version}, ")
+    result = gmeta("export", "--run", "run", "--for", "triton", "--out", "models/triton", folder=folder)
+    assert result.returncode == 0, result.stderr
+    names = [f"triton_{name}" for name in ("adapt", "predict", "predict_with")]
+    assert f"exported: models/triton, version 1 of {', '.join(names)}, " in result.stdout
+    assert sorted(path.name for path in (folder / "models/triton").iterdir()) == names
+    assert (folder / "models/triton/triton_adapt/1/saved_model/saved_model.pb").exists()
+    assert sorted(path.name for path in (folder / "models").iterdir()) == ["melu", "triton"]
     samples = {name: np.arange(3) for name in ("year", "gender", "age", "occupation", "area")}
     samples["genre"] = np.array([[1, 2], [3, -1], [-1, -1]])
     answer = ask(folder / "models/melu/2", "serving_default", samples)["rating"]
