@@ -17,12 +17,11 @@ from gmeta.export.derived import Derived
 from gmeta.export.sequence_models import (
     LABELS,
     STATE,
-    PaddedSequences,
     answers,
     exposure_signatures,
     state_signatures,
 )
-from gmeta.export.signature import Signature, feature_inputs
+from gmeta.export.signature import PaddedSequences, Signature, feature_inputs
 from gmeta.models import MetaGRM, MetaModel
 from gmeta.models.meta.adapter import (
     TaskDeltas,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,169 +12,33 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
 from gmeta.core.row_formats import RowDtype
 from gmeta.export.derived import Derived
-from gmeta.export.signature import Signature, feature_inputs
-from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
+from gmeta.export.signature import (
+    PaddedSequences,
+    Signature,
+    as_matrix,
+    feature_inputs,
+    id_spec,
+    ragged_columns,
+)
 from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, NextItemModel, TwoTower
 from gmeta.models.sequence.history_model import HistoryModel
-from gmeta.models.sequence.sequence_columns import SequenceColumns
-from gmeta.models.sequence.user_states import Stale, UserStates
-
-# Converts sequences from the padded matrices that clients send to the batches that models take.
+from gmeta.models.sequence.state_format import Stale
+from gmeta.models.sequence.user_states import HistoryStates, UserStates
 
 LABELS = "labels"
-PARTS = ("contexts", "history", "targets")
-
-
-def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
-    """Return the spec of a feature on the wire: ids, or texts if it hashes and ``text_ids`` is true."""
-    dtype = tf.string if feature.hash and text_ids else tf.int64
-    return tf.TensorSpec([None, None] if matrix else [None], dtype)
-
-
-def is_there(ids: tf.Tensor) -> tf.Tensor:
-    """Return a mask of the ids that aren't padding, bool of their shape."""
-    return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
-
-
-def ragged_columns(
-    columns: Mapping[str, tf.Tensor], ids: Mapping[str, tf.Tensor]
-) -> tuple[dict[str, tf.RaggedTensor], tf.Tensor]:
-    """Remove the padding of one part's columns.
-
-    Args:
-      columns: Name in errors -> a matrix (samples, width); the first one holds ids.
-      ids: The columns that hold ids.
-
-    Returns:
-      The columns, ragged; and a bool matrix that is true where the matrices held values.
-
-    Raises:
-      InvalidArgumentError: The matrices have different shapes, or ids have padding in different places.
-    """
-    first, like = next(iter(columns.items()))
-    here, shape = is_there(like), tf.shape(like)
-    found = {}
-    for name, column in columns.items():
-        alike = tf.reduce_all(tf.shape(column) == shape)
-        told = [f"{name} must have the shape of {first}, but the shapes are", tf.shape(column), "and", shape]
-        column = assert_first(column, alike, told)
-        if name in ids and name != first:
-            told = [f"{name} and {first} must be padded at the same places"]
-            column = assert_first(column, is_there(column) == here, told)
-        found[name] = tf.ragged.boolean_mask(column, here)
-    return found, here
-
-
-def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
-    """Place values (n,) at the n true places of the matrix ``here``, and 0 elsewhere."""
-    return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
-
-
-class PaddedSequences:
-    """The columns of a `gmeta.models.GRM` on the wire.
-
-    A column's input is named by its part and its own name: ``contexts_city`` (samples,), ``history_item``
-    (samples, width), ``targets_item`` (samples, another width). All columns of a part are padded in the same
-    places: with -1 for ids, or with the empty text for texts. The padding of a column of times may hold any
-    value.
-
-    Args:
-      columns: The model's columns.
-      collection: The model's embeddings.
-      text_ids: Whether clients send ids of features that hash as texts.
-
-    Attributes:
-      inputs: Name -> the spec of the tensor that clients send.
-    """
-
-    def __init__(self, columns: SequenceColumns, collection: EmbeddingCollection, text_ids: bool) -> None:
-        features = {feature.name: feature for feature in collection.features}
-        self._parts: dict[str, list[str]] = {part: list(getattr(columns, part)) for part in PARTS}
-        self.inputs: dict[str, tf.TypeSpec] = {}
-        for part, names in self._parts.items():
-            for name in names:
-                matrix = part != "contexts" or features[name].combiner is not None
-                self.inputs[f"{part}_{name}"] = id_spec(features[name], text_ids, matrix=matrix)
-        self._ids = set(self.inputs)
-        self._of_user: str | None = None
-        if columns.time is not None:
-            self._add("history", columns.time)
-            self._add("targets", columns.time)
-        if columns.scenario is not None:
-            of_user = columns.scenario in columns.contexts and columns.scenario not in columns.targets
-            self._add("contexts" if of_user else "targets", columns.scenario)
-            self._of_user = f"contexts_{columns.scenario}" if of_user else None
-
-    def _add(self, part: str, name: str) -> None:
-        if name not in self._parts[part]:
-            self._parts[part].append(name)
-            shape = [None] if part == "contexts" else [None, None]
-            self.inputs[f"{part}_{name}"] = tf.TensorSpec(shape, tf.int64)
-
-    def inputs_of(self, *parts: str) -> dict[str, tf.TypeSpec]:
-        """Return the inputs of some parts."""
-        names = [f"{part}_{name}" for part in parts for name in self._parts[part]]
-        return {name: self.inputs[name] for name in names}
-
-    @property
-    def scenario(self) -> dict[str, tf.TypeSpec]:
-        """The input of a scenario that is a context; empty if there is none."""
-        return {} if self._of_user is None else {self._of_user: self.inputs[self._of_user]}
-
-    def with_scenario(self, batch: dict[str, Any], given: Mapping[str, tf.Tensor]) -> dict[str, Any]:
-        """Return a batch of targets with the scenario that is a context."""
-        if self._of_user is None:
-            return batch
-        column, first = given[self._of_user], f"targets_{self._parts['targets'][0]}"
-        own, users = tf.shape(column)[0], tf.shape(given[first])[0]
-        told = [
-            f"{self._of_user} and {first} must have equal numbers of samples, but have",
-            own,
-            "and",
-            users,
-        ]
-        name = self._of_user.removeprefix("contexts_")
-        return {**batch, "contexts": {name: assert_first(column, own == users, told)}}
-
-    def batch(
-        self, given: Mapping[str, tf.Tensor], parts: Sequence[str] = PARTS
-    ) -> tuple[dict[str, Any], tf.Tensor]:
-        """Make the batch that the model takes, and the mask of the last part's tokens in its matrices.
-
-        Args:
-          given: The inputs by name; further entries are ignored.
-          parts: The parts to make.
-
-        Raises:
-          InvalidArgumentError: The columns don't match.
-        """
-        found: dict[str, Any] = {"contexts": {}}
-        here: dict[str, tf.Tensor] = {}
-        for part in parts:
-            if part == "contexts":
-                continue
-            matrices = {f"{part}_{name}": given[f"{part}_{name}"] for name in self._parts[part]}
-            of_ids = {name: matrix for name, matrix in matrices.items() if name in self._ids}
-            ragged, here[part] = ragged_columns(matrices, of_ids)
-            found[part] = {name: ragged[f"{part}_{name}"] for name in self._parts[part]}
-        last = parts[-1]
-        users = tf.shape(here[last])[0]
-        first = f"{last}_{self._parts[last][0]}"
-        for name in self._parts["contexts"] if "contexts" in parts else []:
-            column = given[f"contexts_{name}"]
-            told = [f"contexts_{name} and {first} must have equal numbers of samples, but have"]
-            own = tf.shape(column)[0]
-            found["contexts"][name] = assert_first(column, own == users, [*told, own, "and", users])
-        return found, here[last]
-
-
 UNKNOWN = "unknown_history"
 """The name of the answer that counts the items or ids of a history that the model has never seen."""
 
 
 def next_item_signatures(
-    model: NextItemModel, *, k: int | None = None, leave_out_seen: bool = False, text_ids: bool = True
+    model: NextItemModel,
+    *,
+    k: int | None = None,
+    leave_out_seen: bool = False,
+    text_ids: bool = True,
+    states: RowDtype | None = None,
+    stale: Stale = "refuse",
+    checksums: bool = False,
 ) -> dict[str, Signature]:
     """Make the signatures of a next-item model.
 
@@ -193,15 +57,34 @@ def next_item_signatures(
     int64: how many items in the part of a history that the model reads aren't in the catalogue. The model
     reads the initial row for them.
 
+    With ``states``, there are more, which keep what was read of a user
+    (`gmeta.models.sequence.user_states.HistoryStates`):
+
+    ================  =======================================  ===========================================
+    signature         inputs                                   answer
+    ================  =======================================  ===========================================
+    ``read``          histories                                ``state_bytes`` and ``unknown_history``
+    ``read_on``       ``state_bytes``, and the new items as    ``state_bytes``, and ``unknown_history`` of
+                      histories                                the new items
+    ``recommend_on``  ``state_bytes``                          as ``recommend``, without
+                                                               ``unknown_history``
+    ``state_info``    ``state_bytes``                          ``items``: how many the state holds, ``time``
+                                                               of the last one (if the model reads times),
+                                                               ``checksum``
+    ================  =======================================  ===========================================
+
     Args:
       model: The model.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       leave_out_seen: Whether to leave out the items in the part of the history that the model reads. If fewer
         than k items remain, the other places hold -1 or the empty text, with score -inf.
       text_ids: Whether clients send texts if the feature hashes.
+      states: The dtype of states; None: no signatures of states.
+      stale: As for `state_signatures`.
+      checksums: As there.
 
     Raises:
-      ConfigError: The catalogue has fewer than k items.
+      ConfigError: The catalogue has fewer than k items; or states are wanted, and the model can't keep them.
     """
     k = min(10, model.items) if k is None else whole_number("k", k, least=1)
     if k > model.items:
@@ -210,6 +93,7 @@ def next_item_signatures(
     alone = type(model) is NextItemModel  # the vectors of a subclass may have matrix products
     vectors = of_items("item_vectors", model, model.item_vectors, alone=alone)
     popular = most_popular(model, k)
+    kept = _kept(model, states, stale, checksums)
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         x = histories(inputs, model.item, given)
@@ -221,7 +105,15 @@ def next_item_signatures(
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         return {"query": model(histories(inputs, model.item, given), training=False)}
 
-    return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+    found = {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+    if kept is None:
+        return found
+
+    def recommend_on(states: tf.Tensor, digest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        settings = {"leave_out_seen": leave_out_seen, "vectors": vectors()[0], "popular": popular()}
+        return kept.recommend(states, k, digest=digest, **settings)
+
+    return {**found, **_of_histories(kept, inputs, {"recommend_on": recommend_on}, checksums)}
 
 
 def two_tower_signatures(
@@ -291,11 +183,11 @@ def histories(
 def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signature]:
     """Make the signature ``predict`` of a model that ranks exposures.
 
-    Inputs are those of `PaddedSequences`. For each label, named by its column, the answer has the exposures'
-    probability and ``<label>_logit``. A task or product without a label has both too, under the task's or
-    product's name. All are (samples, width) like the columns of targets, and 0 where those columns are
-    padded. ``unknown_history`` (samples,) int64 is how many ids in the columns of a history have no row,
-    because training never saw them.
+    Inputs are those of `gmeta.export.signature.PaddedSequences`. For each label, named by its column, the
+    answer has the exposures' probability and ``<label>_logit``. A task or product without a label has both
+    too, under the task's or product's name. All are (samples, width) like the columns of targets, and 0 where
+    those columns are padded. ``unknown_history`` (samples,) int64 is how many ids in the columns of a history
+    have no row, because training never saw them.
 
     Args:
       model: The model.
@@ -365,7 +257,7 @@ def state_signatures(
                                                                model reads times), ``checksum``
     ==============  =========================================  ===============================================
 
-    Columns are those of `gmeta.export.sequence_models.PaddedSequences`; a scenario among the contexts is an
+    Columns are those of `gmeta.export.signature.PaddedSequences`; a scenario among the contexts is an
     input of ``score`` too. ``state_bytes`` (samples,) string is a state of `gmeta.models.UserStates`: clients
     store it and send it unchanged. The answer of ``score`` equals that of ``predict`` up to the rounding of
     ``dtype``.
@@ -396,22 +288,6 @@ def state_signatures(
     states = UserStates(model, dtype, stale=stale, at_once=at_once)
     wire = PaddedSequences(model.columns, model.collection, text_ids)
     digest = Derived("trunk_digest", states.digest)
-    one_each = tf.TensorSpec([None], tf.string)
-    checked: dict[str, tf.TypeSpec] = {CHECKSUM: tf.TensorSpec([None], tf.int64)} if checksums else {}
-
-    def checksum_of(given: dict[str, Any], here: tf.Tensor) -> tf.Tensor | None:
-        return _alike(given[CHECKSUM], CHECKSUM, here) if checksums else None
-
-    def read(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        batch, here = wire.batch(given, ("contexts", "history"))
-        state = states.read(batch, checksum_of(given, here), digest()[0])
-        return {STATE: state, UNKNOWN: model.unknown_history(batch)}
-
-    def read_on(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        batch, here = wire.batch(given, ("history",))
-        former = _alike(given[STATE], STATE, here)
-        state = states.read_on(former, batch, checksum_of(given, here), digest()[0])
-        return {STATE: state, UNKNOWN: model.unknown_history(batch)}
 
     def score(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         batch, here = wire.batch(given, ("targets",))
@@ -419,15 +295,86 @@ def state_signatures(
         logits, _ = states.logits(former, wire.with_scenario(batch, given), digest()[0])
         return answers(model, None, logits, here)
 
-    def state_info(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        return states.about(given[STATE])
+    whole = (lambda given: wire.batch(given, ("contexts", "history")), wire.inputs_of("contexts", "history"))
+    new = (lambda given: wire.batch(given, ("history",)), wire.inputs_of("history"))
+    return {
+        **_reading(states, digest, whole, new, checksums),
+        "score": Signature(score, {STATE: _STATES, **wire.inputs_of("targets"), **wire.scenario}),
+    }
+
+
+_STATES = tf.TensorSpec([None], tf.string)
+_Wire = tuple[Callable[[dict[str, Any]], tuple[Any, tf.Tensor]], Mapping[str, tf.TypeSpec]]
+"""Makes the batch of inputs, and returns a tensor with a row a sample; and the inputs."""
+
+
+def _reading(
+    states: UserStates | HistoryStates, digest: Derived, whole: _Wire, new: _Wire, checksums: bool
+) -> dict[str, Signature]:
+    """Make ``read``, ``read_on`` and ``state_info``.
+
+    Args:
+      states: What reads.
+      digest: Of the weights that do.
+      whole: The inputs of ``read``.
+      new: Those of ``read_on``, besides states.
+      checksums: Whether both take ``checksum``.
+    """
+    checked: dict[str, tf.TypeSpec] = {CHECKSUM: tf.TensorSpec([None], tf.int64)} if checksums else {}
+
+    def checksum_of(given: dict[str, Any], here: tf.Tensor) -> tf.Tensor | None:
+        return _alike(given[CHECKSUM], CHECKSUM, here) if checksums else None
+
+    def read(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        batch, here = whole[0](given)
+        state = states.read(batch, checksum_of(given, here), digest()[0])
+        return {STATE: state, UNKNOWN: states.model.unknown_history(batch)}
+
+    def read_on(given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        batch, here = new[0](given)
+        former = _alike(given[STATE], STATE, here)
+        state = states.read_on(former, batch, checksum_of(given, here), digest()[0])
+        return {STATE: state, UNKNOWN: states.model.unknown_history(batch)}
 
     return {
-        "read": Signature(read, {**wire.inputs_of("contexts", "history"), **checked}),
-        "read_on": Signature(read_on, {STATE: one_each, **wire.inputs_of("history"), **checked}),
-        "score": Signature(score, {STATE: one_each, **wire.inputs_of("targets"), **wire.scenario}),
-        "state_info": Signature(state_info, {STATE: one_each}),
+        "read": Signature(read, {**whole[1], **checked}),
+        "read_on": Signature(read_on, {STATE: _STATES, **new[1], **checked}),
+        "state_info": Signature(lambda given: states.about(given[STATE]), {STATE: _STATES}),
     }
+
+
+def _kept(model: HistoryModel, dtype: RowDtype | None, stale: Stale, checksums: bool) -> HistoryStates | None:
+    """Return what keeps states of histories, if their dtype is given."""
+    if dtype is not None:
+        return HistoryStates(model, dtype, stale=stale)
+    if stale != "refuse" or checksums:
+        raise ConfigError("stale= and checksums= are settings of states: give their dtype, states='bfloat16'")
+    return None
+
+
+def _of_histories(
+    kept: HistoryStates,
+    inputs: Mapping[str, tf.TypeSpec],
+    asked: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]],
+    checksums: bool,
+) -> dict[str, Signature]:
+    """Make the signatures of states of histories.
+
+    Args:
+      kept: The states.
+      inputs: The columns of histories.
+      asked: Name of a signature -> maps states and the digest of the weights to items and scores.
+      checksums: Whether the states hold checksums that clients send.
+    """
+    digest, item = Derived("trunk_digest", kept.digest), kept.model.item
+    wire = (lambda given: (histories(inputs, item, given), given[item]), inputs)
+
+    def answer(name: str, given: dict[str, Any]) -> dict[str, tf.Tensor]:
+        items, scores = asked[name](given[STATE], digest()[0])
+        return {"items": items, "scores": scores}
+
+    found = {name: Signature(functools.partial(answer, name), {STATE: _STATES}) for name in asked}
+    return {**_reading(kept, digest, wire, wire, checksums), **found}
 
 
 def _alike(given: tf.Tensor, name: str, here: tf.Tensor) -> tf.Tensor:
@@ -446,6 +393,9 @@ def retrieval_signatures(
     allow: Any = None,
     leave_out_seen: bool = False,
     text_ids: bool = True,
+    states: RowDtype | None = None,
+    stale: Stale = "refuse",
+    checksums: bool = False,
 ) -> dict[str, Signature]:
     """Make the signature ``retrieve`` of a generative retriever.
 
@@ -456,6 +406,9 @@ def retrieval_signatures(
     which deltas compute again (`gmeta.export.derived`).
     Histories are matrices (samples, width) in the order of time, padded with -1 or with the empty text.
 
+    With ``states``, there are the signatures of states of `next_item_signatures` too, with ``retrieve_on`` in
+    place of ``recommend_on``.
+
     Args:
       model: The model, of either form.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
@@ -464,9 +417,13 @@ def retrieval_signatures(
       leave_out_seen: Whether to leave out the items in the part of the history that the model reads. Where
         fewer than k items are found, the other places hold -1 or the empty text, with score -inf.
       text_ids: Whether clients send texts if the feature hashes.
+      states: As for `next_item_signatures`.
+      stale: As there.
+      checksums: As there.
 
     Raises:
-      ConfigError: ``beam`` is below k, or k above the number of items.
+      ConfigError: ``beam`` is below k, or k above the number of items; or states are wanted, and the model
+        can't keep them.
     """
     k = min(10, model.items) if k is None else whole_number("k", k, least=1)
     if k > model.items:
@@ -475,16 +432,26 @@ def retrieval_signatures(
         raise ConfigError(f"beam must be at least {k}, the items wanted, got {beam}")
     inputs = history_inputs(model, text_ids)
     popular = most_popular(model, k, allow)
+    kept = _kept(model, states, stale, checksums)
     rows = None
     if isinstance(model, GenerativeRetriever):
         rows = of_items("item_rows", model, model.item_rows, alone=True)
 
+    def settings() -> dict[str, Any]:
+        of_rows = {} if rows is None else {"rows": rows()[0]}
+        chosen = {"beam": beam, "allow": allow, "leave_out_seen": leave_out_seen}
+        return {**chosen, **of_rows, "popular": popular()}
+
     def retrieve(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        search = model.retrieve
-        if isinstance(model, GenerativeRetriever) and rows is not None:
-            search = functools.partial(model.retrieve, rows=rows()[0])
         x = histories(inputs, model.item, given)
-        items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen, popular=popular())
+        items, scores = model.retrieve(x, k, **settings())
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
-    return {"retrieve": Signature(retrieve, inputs)}
+    found = {"retrieve": Signature(retrieve, inputs)}
+    if kept is None:
+        return found
+
+    def retrieve_on(states: tf.Tensor, digest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return kept.retrieve(states, k, digest=digest, **settings())
+
+    return {**found, **_of_histories(kept, inputs, {"retrieve_on": retrieve_on}, checksums)}

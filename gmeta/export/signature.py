@@ -11,9 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers import FeatureConfig
+from gmeta.core.graph import assert_first
+from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING as PADDING
 from gmeta.layers.embedding.feature_config import TEXT_PADDING as TEXT_PADDING
+from gmeta.models.sequence.sequence_columns import SequenceColumns
 from gmeta.ops import hash_text
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -126,3 +128,151 @@ def _wire_spec(name: str, spec: tf.TypeSpec, text: bool) -> tf.TensorSpec:
         raise ConfigError(f"input {name!r} must be a TensorSpec or a RaggedTensorSpec, got {spec}")
     dtype = tf.string if text and kind == tf.int64 else kind
     return tf.TensorSpec([spec.shape[0], None] if ragged else spec.shape, dtype, name)
+
+
+# Converts sequences from the padded matrices that clients send to the batches that models take.
+
+PARTS = ("contexts", "history", "targets")
+
+
+def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
+    """Return the spec of a feature on the wire: ids, or texts if it hashes and ``text_ids`` is true."""
+    dtype = tf.string if feature.hash and text_ids else tf.int64
+    return tf.TensorSpec([None, None] if matrix else [None], dtype)
+
+
+def is_there(ids: tf.Tensor) -> tf.Tensor:
+    """Return a mask of the ids that aren't padding, bool of their shape."""
+    return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
+
+
+def ragged_columns(
+    columns: Mapping[str, tf.Tensor], ids: Mapping[str, tf.Tensor]
+) -> tuple[dict[str, tf.RaggedTensor], tf.Tensor]:
+    """Remove the padding of one part's columns.
+
+    Args:
+      columns: Name in errors -> a matrix (samples, width); the first one holds ids.
+      ids: The columns that hold ids.
+
+    Returns:
+      The columns, ragged; and a bool matrix that is true where the matrices held values.
+
+    Raises:
+      InvalidArgumentError: The matrices have different shapes, or ids have padding in different places.
+    """
+    first, like = next(iter(columns.items()))
+    here, shape = is_there(like), tf.shape(like)
+    found = {}
+    for name, column in columns.items():
+        alike = tf.reduce_all(tf.shape(column) == shape)
+        told = [f"{name} must have the shape of {first}, but the shapes are", tf.shape(column), "and", shape]
+        column = assert_first(column, alike, told)
+        if name in ids and name != first:
+            told = [f"{name} and {first} must be padded at the same places"]
+            column = assert_first(column, is_there(column) == here, told)
+        found[name] = tf.ragged.boolean_mask(column, here)
+    return found, here
+
+
+def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
+    """Place values (n,) at the n true places of the matrix ``here``, and 0 elsewhere."""
+    return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
+
+
+class PaddedSequences:
+    """The columns of a `gmeta.models.GRM` on the wire.
+
+    A column's input is named by its part and its own name: ``contexts_city`` (samples,), ``history_item``
+    (samples, width), ``targets_item`` (samples, another width). All columns of a part are padded in the same
+    places: with -1 for ids, or with the empty text for texts. The padding of a column of times may hold any
+    value.
+
+    Args:
+      columns: The model's columns.
+      collection: The model's embeddings.
+      text_ids: Whether clients send ids of features that hash as texts.
+
+    Attributes:
+      inputs: Name -> the spec of the tensor that clients send.
+    """
+
+    def __init__(self, columns: SequenceColumns, collection: EmbeddingCollection, text_ids: bool) -> None:
+        features = {feature.name: feature for feature in collection.features}
+        self._parts: dict[str, list[str]] = {part: list(getattr(columns, part)) for part in PARTS}
+        self.inputs: dict[str, tf.TypeSpec] = {}
+        for part, names in self._parts.items():
+            for name in names:
+                matrix = part != "contexts" or features[name].combiner is not None
+                self.inputs[f"{part}_{name}"] = id_spec(features[name], text_ids, matrix=matrix)
+        self._ids = set(self.inputs)
+        self._of_user: str | None = None
+        if columns.time is not None:
+            self._add("history", columns.time)
+            self._add("targets", columns.time)
+        if columns.scenario is not None:
+            of_user = columns.scenario in columns.contexts and columns.scenario not in columns.targets
+            self._add("contexts" if of_user else "targets", columns.scenario)
+            self._of_user = f"contexts_{columns.scenario}" if of_user else None
+
+    def _add(self, part: str, name: str) -> None:
+        if name not in self._parts[part]:
+            self._parts[part].append(name)
+            shape = [None] if part == "contexts" else [None, None]
+            self.inputs[f"{part}_{name}"] = tf.TensorSpec(shape, tf.int64)
+
+    def inputs_of(self, *parts: str) -> dict[str, tf.TypeSpec]:
+        """Return the inputs of some parts."""
+        names = [f"{part}_{name}" for part in parts for name in self._parts[part]]
+        return {name: self.inputs[name] for name in names}
+
+    @property
+    def scenario(self) -> dict[str, tf.TypeSpec]:
+        """The input of a scenario that is a context; empty if there is none."""
+        return {} if self._of_user is None else {self._of_user: self.inputs[self._of_user]}
+
+    def with_scenario(self, batch: dict[str, Any], given: Mapping[str, tf.Tensor]) -> dict[str, Any]:
+        """Return a batch of targets with the scenario that is a context."""
+        if self._of_user is None:
+            return batch
+        column, first = given[self._of_user], f"targets_{self._parts['targets'][0]}"
+        own, users = tf.shape(column)[0], tf.shape(given[first])[0]
+        told = [
+            f"{self._of_user} and {first} must have equal numbers of samples, but have",
+            own,
+            "and",
+            users,
+        ]
+        name = self._of_user.removeprefix("contexts_")
+        return {**batch, "contexts": {name: assert_first(column, own == users, told)}}
+
+    def batch(
+        self, given: Mapping[str, tf.Tensor], parts: Sequence[str] = PARTS
+    ) -> tuple[dict[str, Any], tf.Tensor]:
+        """Make the batch that the model takes, and the mask of the last part's tokens in its matrices.
+
+        Args:
+          given: The inputs by name; further entries are ignored.
+          parts: The parts to make.
+
+        Raises:
+          InvalidArgumentError: The columns don't match.
+        """
+        found: dict[str, Any] = {"contexts": {}}
+        here: dict[str, tf.Tensor] = {}
+        for part in parts:
+            if part == "contexts":
+                continue
+            matrices = {f"{part}_{name}": given[f"{part}_{name}"] for name in self._parts[part]}
+            of_ids = {name: matrix for name, matrix in matrices.items() if name in self._ids}
+            ragged, here[part] = ragged_columns(matrices, of_ids)
+            found[part] = {name: ragged[f"{part}_{name}"] for name in self._parts[part]}
+        last = parts[-1]
+        users = tf.shape(here[last])[0]
+        first = f"{last}_{self._parts[last][0]}"
+        for name in self._parts["contexts"] if "contexts" in parts else []:
+            column = given[f"contexts_{name}"]
+            told = [f"contexts_{name} and {first} must have equal numbers of samples, but have"]
+            own = tf.shape(column)[0]
+            found["contexts"][name] = assert_first(column, own == users, [*told, own, "and", users])
+        return found, here[last]

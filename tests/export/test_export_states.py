@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from gmeta.export import Publisher, StateCache, export_model
 from gmeta.export.meta_models import meta_sequence_signatures
-from gmeta.export.sequence_models import PARTS, state_signatures
+from gmeta.export.sequence_models import state_signatures
+from gmeta.export.signature import PARTS
 from gmeta.initializers import Constant
 from gmeta.layers import FeatureConfig, TableConfig
 from gmeta.meta import InnerLoop

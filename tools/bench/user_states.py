@@ -1,11 +1,20 @@
-"""What a kept state saves: a request that scores candidates beside one that reads the whole history.
+"""What a kept state saves: a request that is answered from it beside one that reads the whole history.
 
     python tools/bench/user_states.py
-    python tools/bench/user_states.py --dim 512 --blocks 3 --tokens 3000 --candidates 256
+    python tools/bench/user_states.py --dim 512 --blocks 3 --heads 8 --tokens 3000 --candidates 256
+    python tools/bench/user_states.py --kind next-item
+    python tools/bench/user_states.py --kind quality --dim 64 --blocks 3 --heads 1 --json FILE
 
-A `GRM` with biases of times and experts, exported for stock TensorFlow; its signatures are called here
-without a network. `predict` takes contexts, history and candidates, `score` a state and candidates, and
-`read_on` a state and one event. Rounds take four users in turn.
+Models are exported for stock TensorFlow; their signatures are called here without a network, and rounds take
+four users in turn. A state's size is that of the bytes which `read` returns.
+
+grm         a `GRM` with biases of times and experts. `predict` takes contexts, history and candidates,
+            `score` a state and candidates, and `read_on` a state and one event
+next-item   a `NextItemModel` with biases of times and ``places="from_start"``. `recommend` takes the
+            history, `recommend_on` a state. from_end has ``places="from_end"``, whose states hold no keys
+            and values
+quality     GAUC of a small `GRM` from states of each dtype beside that of whole sequences, on new users of a
+            generated log (`gmeta.preprocess.synthetic.exposures`) with one page of exposures a user
 """
 
 from __future__ import annotations
@@ -18,13 +27,14 @@ from typing import Any, get_args
 import gmeta
 from gmeta.core.row_formats import RowDtype
 from gmeta.export import export_model
-from gmeta.export.sequence_models import exposure_signatures, state_signatures
-from gmeta.layers import FeatureConfig
-from gmeta.models.sequence.user_states import StateFormat
+from gmeta.export.sequence_models import exposure_signatures, next_item_signatures, state_signatures
+from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
+from gmeta.models import UserStates
 
 import numpy as np
 import tensorflow as tf
 from harness import Result, interleave, parser, report
+from parts.state_quality import state_quality
 
 ITEMS, USERS = 10_000, 4
 
@@ -39,8 +49,8 @@ def columns(
     return {**found, f"{part}_time": tf.constant(times)}
 
 
-def measure(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
-    """The figures of one dtype of states."""
+def measure_grm(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
+    """The figures of one dtype of states of a model that ranks exposures."""
     model = gmeta.models.GRM.of(
         [FeatureConfig("city", dim=16), FeatureConfig("item", dim=64), FeatureConfig("action", dim=16)],
         contexts=["city"],
@@ -52,7 +62,7 @@ def measure(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
         heads=arguments.heads,
         max_length=arguments.tokens,
     )
-    form = StateFormat(model, dtype)
+    form = UserStates(model, dtype).format
     users, tokens, width = arguments.users, arguments.tokens, arguments.candidates
     batches = []
     for seed in range(USERS):
@@ -83,7 +93,9 @@ def measure(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
             },
             rounds=rounds,
         )
-    size = form.fixed_bytes + (tokens + 1) * form.token_bytes
+    size = len(states[0].numpy()[0])
+    if size != form.fixed_bytes + (tokens + 1) * form.token_bytes:
+        raise AssertionError(f"a state has {size} bytes, and not those of the formula")
     whole = 1e3 * seconds["predict"]
     return [
         Result(f"user_states/{dtype}/state", size / 1e6, "MB"),
@@ -94,24 +106,98 @@ def measure(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
     ]
 
 
+def measure_next_item(arguments: Any, dtype: RowDtype, places: Any, rounds: int) -> list[Result]:
+    """The figures of one dtype of states of a model of the next item."""
+    tokens, wide = arguments.tokens, arguments.dim // arguments.heads
+    hstu = HSTU(
+        blocks=arguments.blocks,
+        heads=arguments.heads,
+        attention_dim=wide,
+        value_dim=wide,
+        max_length=2 * tokens,
+    )
+    model = gmeta.models.NextItemModel(
+        EmbeddingCollection([FeatureConfig("item", dim=arguments.dim)]),
+        hstu,
+        items=ITEMS,
+        max_length=2 * tokens,
+        time="time",
+        places=places,
+    )
+
+    def drawn(seed: int, width: int, start: int) -> dict[str, tf.Tensor]:
+        found = columns("history", width, arguments.users, start, ["item"], seed)
+        return {name.removeprefix("history_"): each for name, each in found.items()}
+
+    batches = [(drawn(seed, tokens, 0), drawn(seed + 100, 1, 10**7)) for seed in range(USERS)]
+    with tempfile.TemporaryDirectory() as folder:
+        export_model(model, Path(folder, "1"), signatures=next_item_signatures(model, states=dtype))
+        loaded = tf.saved_model.load(str(Path(folder, "1")))
+        served = loaded.signatures
+        states = [served["read"](**user)["state_bytes"] for user, _ in batches]
+        off = []
+        for (user, event), state in zip(batches, states, strict=True):
+            later = {name: tf.concat([user[name], event[name]], axis=1) for name in user}
+            whole = served["recommend"](**later)
+            after = served["read_on"](state_bytes=state, **event)["state_bytes"]
+            found = served["recommend_on"](state_bytes=after)
+            off.append(float(tf.reduce_max(tf.abs(found["scores"] - whole["scores"]))))
+        seconds = interleave(
+            {
+                "recommend": lambda n: served["recommend"](**batches[n % USERS][0]),
+                "recommend_on": lambda n: served["recommend_on"](state_bytes=states[n % USERS]),
+                "read_on": lambda n: served["read_on"](
+                    state_bytes=states[n % USERS], **batches[n % USERS][1]
+                ),
+                "read": lambda n: served["read"](**batches[n % USERS][0]),
+            },
+            rounds=rounds,
+        )
+    name, whole = f"user_states/next_item/{places}/{dtype}", 1e3 * seconds.pop("recommend")
+    return [
+        Result(f"{name}/state", len(states[0].numpy()[0]) / 1e6, "MB"),
+        Result(f"{name}/largest_difference", max(off), ""),
+        *(Result(f"{name}/{each}", 1e3 * of, "ms", "recommend", whole) for each, of in seconds.items()),
+    ]
+
+
 def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
+    options.add_argument(
+        "--kind", choices=["grm", "next-item", "quality"], default="grm", help="what to measure"
+    )
     for name, value, smallest, what in (
         ("dim", 256, 16, "the width of a token"),
         ("blocks", 2, 1, "blocks of HSTU"),
         ("heads", 4, 2, "heads of a block"),
-        ("tokens", 1000, 20, "events of a history"),
+        ("tokens", 1000, 20, "events of a history; for quality, their mean"),
         ("candidates", 64, 3, "candidates of a request"),
         ("users", 1, 1, "users of a request"),
+        ("seconds", 60, 1, "seconds of training a model, for quality"),
+        ("seeds", 3, 1, "logs and models, for quality"),
     ):
         small = value if "--smoke" not in sys.argv else smallest
         options.add_argument(f"--{name}", type=int, default=small, help=f"{what} (default: {value})")
     given = options.parse_args()
-    results = [result for dtype in get_args(RowDtype) for result in measure(given, dtype, given.rounds)]
+    dtypes: tuple[RowDtype, ...] = get_args(RowDtype)
+    if given.kind == "quality":
+        results = state_quality(given, dtypes, smoke=given.smoke)
+        report(f"GRM of {given.blocks} blocks of {given.dim}: GAUC from states", results, given.json)
+        return
+    if given.kind == "next-item":
+        results = [
+            result
+            for dtype in dtypes
+            for result in measure_next_item(given, dtype, "from_start", given.rounds)
+        ]
+        results += measure_next_item(given, "bfloat16", "from_end", given.rounds)
+    else:
+        results = [result for dtype in dtypes for result in measure_grm(given, dtype, given.rounds)]
+    asked = f", {given.candidates} candidates" if given.kind == "grm" else f", {ITEMS} items"
     title = (
-        f"{given.users} users of {given.tokens} events, {given.candidates} candidates; "
-        f"{given.blocks} blocks of {given.dim}, {given.heads} heads"
+        f"{given.users} users of {given.tokens} events{asked}; {given.blocks} blocks of {given.dim}, "
+        f"{given.heads} heads"
     )
     report(title, results, given.json)
 

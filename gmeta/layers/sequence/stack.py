@@ -10,7 +10,7 @@ from tf_keras.src.mixed_precision.autocast_variable import enable_auto_cast_vari
 from gmeta.core.errors import ConfigError
 from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
 from gmeta.layers.sequence.reading import Kept, Reading, SequenceView, sequence_view
-from gmeta.ops import AttentionMask, Jagged
+from gmeta.ops import AttentionMask, Jagged, jagged
 
 
 class SequenceStack(SequenceLayer):
@@ -197,6 +197,39 @@ class SequenceStack(SequenceLayer):
                 values, keys, own_values = block.extend(values, own, place)
                 kept.append((keys, own_values))
         return values, kept
+
+    def append(
+        self, tokens: Jagged, reading: Reading, times: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, Reading]:
+        """Transform tokens that follow sequences, and keep what tokens that follow these need of them.
+
+        Args:
+          tokens: Values (total, dim), as many sequences as were read.
+          reading: What `read` returned.
+          times: (total,) integers: each token's time; needed if `read` had times.
+
+        Returns:
+          (batch, longest, dim), padded; and what to keep of these tokens, without those before.
+
+        Raises:
+          ConfigError: As `extend`.
+
+        Example:
+          >>> hstu = HSTU(blocks=2, heads=1, attention_dim=4, value_dim=4, max_length=9, bias_by_time=False)
+          >>> one, two = (Jagged(tf.random.normal([n, 8]), tf.constant([0, n], tf.int64)) for n in (3, 2))
+          >>> out, added = hstu.append(two, hstu.read(one)[1])
+          >>> out.shape, added.lengths.numpy().tolist()
+          (TensorShape([1, 2, 8]), [2])
+        """
+        rows = columns = None
+        if times is not None:
+            own = sequence_view(self.mask, tokens.offsets, times=times)
+            rows, columns = (
+                jagged.to_padded(Jagged(each, tokens.offsets)) for each in (own.row_times, own.column_times)
+            )
+        out, blocks = self.extend(jagged.to_padded(tokens), reading, rows, columns)
+        kept = [Kept(*each) for each in blocks]
+        return out, Reading.of_padded(jagged.lengths(tokens), columns, kept)
 
     def _as_in_a_call(self) -> Any:
         """Let weights be read in the dtype of the computation, as Keras does in a call."""

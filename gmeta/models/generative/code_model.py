@@ -16,7 +16,7 @@ from gmeta.core.shares import splitmix64
 from gmeta.models.generative.code_tables import CodeTables
 from gmeta.models.generative.digit_decoder import Walk
 from gmeta.models.generative.searches import distinct, independent, likeliest, without_trie
-from gmeta.models.sequence.history_model import HistoryModel, but_last
+from gmeta.models.sequence.history_model import HistoryModel, ReadHistories, but_last
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.trie_draws import TrieNoise
 from gmeta.training.rank_steps import rank_step
@@ -137,6 +137,25 @@ class CodeModel(HistoryModel):
           ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
         """
         return self._find(*self._open(x), k, beam, allow, leave_out_seen, popular)
+
+    def retrieve_after(
+        self,
+        histories: ReadHistories,
+        k: int,
+        *,
+        beam: int | None = None,
+        allow: Any = None,
+        leave_out_seen: bool = False,
+        rows: Any = None,
+        popular: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the items that most likely come after histories that were read, as `retrieve` does."""
+        walk = self._walk_after(histories, rows)
+        return self._find(walk, histories.items, k, beam, allow, leave_out_seen, popular)
+
+    def _walk_after(self, histories: ReadHistories, rows: Any) -> Walk:
+        """Return a walk after histories that were read; ``rows`` are those of all items, if they have any."""
+        raise NotImplementedError
 
     def sample(
         self,

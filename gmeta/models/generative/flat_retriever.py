@@ -10,7 +10,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.layers import FeatureConfig
-from gmeta.layers.sequence.reading import sequence_view
+from gmeta.layers.sequence.reading import Reading, sequence_view
 from gmeta.layers.sequence.stack import SequenceStack
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
@@ -19,7 +19,7 @@ from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from
 from gmeta.models.generative.digit_decoder import CodeVectors
 from gmeta.models.generative.searches import of_items
 from gmeta.models.sequence.catalogue import Catalogue
-from gmeta.models.sequence.history_model import but_first, but_last, check_times
+from gmeta.models.sequence.history_model import ReadHistories, but_first, but_last, check_times
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
 from gmeta.training.compile_settings import only_columns
@@ -220,7 +220,7 @@ class FlatRetriever(CodeModel):
         view = sequence_view(self.backbone.mask, asked.offsets)
         if when is not None:
             view = view._replace(row_times=but_first(when).values, column_times=but_last(when).values)
-        told = self._norm(self.backbone(asked, view=view, training=True).values)
+        told = self.leave(self.backbone(asked, view=view, training=True).values)
         later = jagged.positions(items) > 0
         h = tf.boolean_mask(tf.reshape(told, [-1, self.codes.levels, self.dim]), later)
         losses = -tf.add_n(self._logs(h, tf.boolean_mask(items.values, later)))
@@ -283,41 +283,92 @@ class FlatRetriever(CodeModel):
             view = view._replace(row_times=following.values, column_times=when.values)
         entered = self._enter(tokens, training)
         found, reading = self.backbone.read(entered, view=view, training=training)
-        place = tf.gather(self.places, jagged.lengths(items))[:, tf.newaxis]
+        h = self.leave(jagged.last(found))
+        return self._begin_walk(ReadHistories(items, h), reading, now, training)
+
+    def _walk_after(self, histories: ReadHistories, rows: Any) -> FlatWalk:
+        reading = histories.reading
+        if reading is None or rows is not None:
+            raise ConfigError(
+                f"{self.name}: a search needs what was kept of histories, and items have no rows"
+            )
+        now = None
+        if reading.times is not None:
+            now = tf.gather(reading.times, reading.lengths - 1, batch_dims=1)
+        return self._begin_walk(histories, reading, now, False)
+
+    def _begin_walk(self, histories: ReadHistories, reading: Reading, now: Any, training: bool) -> FlatWalk:
+        """Return a walk whose digits come at the times ``now``, (users,)."""
+        place = tf.gather(self.places, jagged.lengths(histories.items))[:, tf.newaxis]
 
         def append(level: int, digits: tf.Tensor, beams: Any) -> tf.Tensor:
             nonlocal reading
             token = tf.gather(self.scorer.of_level(level), digits) * self.dim**0.5 + place
             token = self.drop(token, training=training)
             told, reading = self.backbone.read_on(token, reading, beams, now, training)
-            return self._norm(told)
+            return self.leave(told)
 
-        return FlatWalk(self.codes, self._norm(jagged.last(found)), append, self.scorer.code_logits)
+        return FlatWalk(self.codes, histories.vector, append, self.scorer.code_logits)
 
-    def _tokens(self, items: Jagged, times: Jagged | None) -> tuple[Jagged, Jagged | None]:
-        """Return the tokens of items, -1 if unknown, after that of the beginning, and their times."""
+    @property
+    def tokens_per_item(self) -> int:
+        """D, the digits of an item."""
+        return self.codes.levels
+
+    @property
+    def first_tokens(self) -> int:
+        """The token of the beginning, 1."""
+        return 1
+
+    def tokens_of(
+        self, keys: Jagged, times: Jagged | None, before: tf.Tensor | None = None
+    ) -> tuple[Jagged, Jagged | None]:
+        """Make the tokens that the backbone reads, as of `HistoryModel.tokens_of`."""
+        return self._tokens(keys._replace(values=self.catalogue.find(keys.values)), times, before)
+
+    def reading_weights(self) -> list[tf.Variable]:
+        """Return the dense weights that read a history."""
+        own = [self.scorer.vectors, self.begin, self.places, self.norm_scale, self.norm_offset]
+        return [*self.backbone.weights, *own]
+
+    def reading_settings(self) -> list[Any]:
+        """Return the settings, besides the backbone's, that the meaning of what is kept depends on."""
+        kind = [type(self).__name__, self.hash, self.time is not None, self.max_length]
+        return [*kind, self.dim, self.codes.levels]
+
+    def _tokens(
+        self, items: Jagged, times: Jagged | None, before: tf.Tensor | None = None
+    ) -> tuple[Jagged, Jagged | None]:
+        """Return the tokens of items, -1 if unknown, and their times, after the beginning's, if it is there.
+
+        It is there where no items come ``before``, (users,).
+        """
         levels, users = self.codes.levels, tf.size(items.offsets, tf.int64) - 1
+        before = tf.zeros([users], tf.int64) if before is None else before
         digits = self.codes.told(tf.maximum(items.values, 0))
         begins = tf.math.cumsum(tf.constant(self.codes.sizes, tf.int64), exclusive=True)
         vectors = jagged.take(tf.convert_to_tensor(self.scorer.vectors), digits + begins)
         known = tf.cast(items.values >= 0, vectors.dtype)[:, tf.newaxis, tf.newaxis]
-        places = jagged.take(tf.convert_to_tensor(self.places), jagged.positions(items))[:, tf.newaxis]
+        numbers = jagged.positions(items) + tf.gather(before, jagged.row_ids(items))
+        places = jagged.take(tf.convert_to_tensor(self.places), numbers)[:, tf.newaxis]
         values = tf.reshape(vectors * known * self.dim**0.5 + places, [-1, self.dim])
-        each = tf.range(users + 1)
-        begin = Jagged(tf.repeat(tf.convert_to_tensor(self.begin), users, axis=0), each)
+        first = before == 0
+        each = tf.concat([[0], tf.cumsum(tf.cast(first, tf.int64))], axis=0)
+        begin = Jagged(tf.repeat(tf.convert_to_tensor(self.begin), each[-1], axis=0), each)
         tokens = jagged.concat(begin, Jagged(values, items.offsets * levels))
         if times is None:
             return tokens, None
         of_digits = Jagged(tf.repeat(times.values, levels), items.offsets * levels)
         # The beginning has the time of the first item.
         starts = jagged.last(jagged.slice_(times, 0, tf.minimum(jagged.lengths(times), 1)))
-        return tokens, jagged.concat(Jagged(starts, each), of_digits)
+        return tokens, jagged.concat(Jagged(tf.boolean_mask(starts, first), each), of_digits)
 
     def _enter(self, tokens: Jagged, training: bool) -> Jagged:
         return tokens._replace(values=self.drop(tokens.values, training=training))
 
-    def _norm(self, x: tf.Tensor) -> tf.Tensor:
-        return layer_norm(x, self.norm_scale, self.norm_offset)
+    def leave(self, values: tf.Tensor) -> tf.Tensor:
+        """Return the layer norm of the backbone's output."""
+        return layer_norm(values, self.norm_scale, self.norm_offset)
 
     def _vectors(self, name: str, rows: int, seed: int) -> tf.Variable:
         initializer = tf.keras.initializers.TruncatedNormal(stddev=self.dim**-0.5, seed=seed)

@@ -14,14 +14,17 @@ from gmeta.losses.multi_task import mean_loss
 from gmeta.models.generative.code_model import CodeModel, SeenItems, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
 from gmeta.models.generative.digit_decoder import CodeScorer, CodeWalk
-from gmeta.models.sequence.history_model import but_first, but_last
-from gmeta.models.sequence.next_item_model import NextItemModel
+from gmeta.models.sequence.history_model import ReadHistories, but_first, but_last
+from gmeta.models.sequence.next_item_model import NextItemModel, Places
 from gmeta.ops import Jagged, jagged
 from gmeta.training.compile_settings import only_columns
 
 _FEW = 1 << 16  # items of which a search looks up all at once, instead of those at the ends of its beams
 _BLOCK = 1 << 20  # items of which `item_vectors` has the vectors of all codes in memory at once
-_SETTINGS = ("collection", "backbone", "max_length", "item", "time", "negatives", "repeats", "dropout", "ks")
+_SETTINGS = (
+    *("collection", "backbone", "max_length", "item", "time"),
+    *("negatives", "repeats", "places", "dropout", "ks"),
+)
 
 
 @tf.keras.saving.register_keras_serializable("gmeta")
@@ -66,6 +69,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
       sampled: λ, from 0 on.
       negatives: How many negatives the additional loss draws per step, as for `NextItemModel`.
       repeats: Whether to learn β, as for `NextItemModel`.
+      places: As for `NextItemModel`.
       dropout: The share of numbers that are dropped in training: of the embedded tokens and in the decoder.
       seed: The seed of initial values, dropout and negatives.
       ks: The cutoffs k of the metrics, up to ``beam``.
@@ -107,6 +111,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         sampled: float = 1.0,
         negatives: int | None = None,
         repeats: bool = True,
+        places: Places = "from_end",
         dropout: float = 0.0,
         seed: int = 0,
         ks: Sequence[int] = (10, 50),
@@ -121,6 +126,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
             time=time,
             negatives=negatives,
             repeats=repeats,
+            places=places,
             dropout=dropout,
             seed=seed,
             ks=ks,
@@ -314,13 +320,22 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         queries, _ = self._ask(items._replace(values=tokens), times, training=False)
         return self._walk(jagged.last(queries), SeenItems(but_last(items), self.items), None)
 
+    def _walk_after(self, histories: ReadHistories, rows: Any) -> CodeWalk:
+        return self._walk(histories.vector, SeenItems(histories.items, self.items), rows)
+
     def _read_histories(self, x: Mapping[str, Any], training: bool | None) -> tuple[tf.Tensor, Jagged]:
         """Return the trunk's vectors (users, d), and the numbers of the histories' items, -1 if unknown."""
         ids, times = self._sequences(x, self.max_length)
-        histories = ids._replace(values=self.catalogue.find(ids.values))
-        tokens = self.scorer.with_codes(self._rows([ids.values], training), histories.values)
-        queries = self._queries(histories._replace(values=tokens), times, None, training)
-        return jagged.last(queries), histories
+        queries = self._queries(self._embed(ids, training), times, None, training)
+        return jagged.last(queries), ids._replace(values=self.catalogue.find(ids.values))
+
+    def _embed(self, ids: Jagged, training: bool | None) -> Jagged:
+        rows, numbers = self._rows([ids.values], training), self.catalogue.find(ids.values)
+        return ids._replace(values=self.scorer.with_codes(rows, numbers))
+
+    def reading_weights(self) -> list[tf.Variable]:
+        """Return the dense weights that read a history: the codes' vectors too."""
+        return [*super().reading_weights(), self.scorer.vectors]
 
     def _rows(self, ids: Sequence[tf.Tensor], training: bool | None) -> tf.Tensor:
         return self.collection({self.item: tf.concat(ids, axis=0)}, training=training)[self.item]

@@ -108,25 +108,27 @@ def fingerprint(learner: TaskLearner) -> tf.Tensor:
     Returns:
       () string, 16 hexadecimal digits.
     """
-    return _hexadecimal(weights_digest(learner.layers, learner.collection))
+    weights = [weight for layer in learner.layers for weight in layer.weights]
+    return _hexadecimal(weights_digest(weights, learner.collection))
 
 
-def weights_digest(layers: Sequence[tf.keras.layers.Layer], collection: EmbeddingCollection) -> tf.Tensor:
-    """Compute the digest of layers' weights and of a collection's settings, (8,) uint8.
+def weights_digest(weights: Sequence[tf.Variable], collection: EmbeddingCollection | None) -> tf.Tensor:
+    """Compute the digest of weights and of a collection's settings, (8,) uint8.
 
     Args:
-      layers: The layers; a graph reads their weights when it runs.
-      collection: The collection.
+      weights: The weights; a graph reads them when it runs.
+      collection: The collection; None: there is none.
     """
-    tables = [
-        f"{name} {merged.dim} {collection.seed} {merged.policy.initializer!r}"
-        for name, merged in zip(row_names(collection), collection.merged, strict=True)
-    ]
+    tables: list[str] = []
+    if collection is not None:
+        tables = [
+            f"{name} {merged.dim} {collection.seed} {merged.policy.initializer!r}"
+            for name, merged in zip(row_names(collection), collection.merged, strict=True)
+        ]
     with tf.device("CPU:0"):
         dense = [
             tf.fingerprint(tf.reshape(variable, [1, -1]))  # FarmHash64 of the weight's bytes
-            for layer in layers
-            for variable in layer.weights
+            for variable in weights
         ]
         of_dense = _hexadecimal(tf.fingerprint(tf.reshape(tf.concat(dense, axis=0), [1, -1]))[0])
         return tf.fingerprint([tf.strings.join([of_dense, *tables], separator="\n")])[0]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import refuse_unless
-from gmeta.layers import FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
 from gmeta.ops import hash_text
 from gmeta.ops.table.portable_tables import RowNumbers
@@ -106,8 +106,8 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         """The keys of all items, (V,)."""
         return self.keys(tf.range(self.size, dtype=tf.int64))
 
-    def find(self, ids: tf.Tensor) -> tf.Tensor:
-        """Find the numbers of items by their ids, (n,) int64; -1 for an unknown id.
+    def as_keys(self, ids: tf.Tensor) -> tf.Tensor:
+        """Return the keys that ids are embedded by, int64 (n,), also those of unknown ids; texts are hashed.
 
         Raises:
           ConfigError: The ids are of a kind that the feature doesn't take.
@@ -119,7 +119,15 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             raise ConfigError(
                 f"{self._owner}: {self._feature} must be {wanted}, got {ids.dtype.name}{advice}"
             )
-        ids = hash_text(ids) if text else tf.cast(ids, tf.int64)
+        return hash_text(ids) if text else tf.cast(ids, tf.int64)
+
+    def find(self, ids: tf.Tensor) -> tf.Tensor:
+        """Find the numbers of items by their ids, (n,) int64; -1 for an unknown id.
+
+        Raises:
+          ConfigError: As `as_keys`.
+        """
+        ids = self.as_keys(ids)
         if self._keys is not None:
             return self.resources[0](ids)
         return tf.where((ids >= 0) & (ids < self.size), ids, -1)
@@ -291,6 +299,26 @@ def _check(items: Items, owner: str) -> Any:
     if texts:
         return np.array([each.encode() if isinstance(each, str) else each for each in ids.tolist()], object)
     return ids.astype(np.int64)  # uint64 as the int64 of the same bits, as in batches
+
+
+def item_feature(name: str, collection: EmbeddingCollection, item: str) -> FeatureConfig:
+    """Return the feature of items, the only one of a collection of a model of next items.
+
+    Raises:
+      ConfigError: The collection lacks it, has others, or pools it.
+    """
+    features = {feature.name: feature for feature in collection.features}
+    if item not in features:
+        raise ConfigError(f"{name}: item={item!r} isn't a feature of the collection: {', '.join(features)}")
+    others = [each for each in features if each != item]
+    if others:
+        raise ConfigError(
+            f"{name}: the collection embeds {', '.join(others)} besides {item!r}, which nothing would read: "
+            "leave them out"
+        )
+    if features[item].combiner is not None:
+        raise ConfigError(f"{name}: feature {item!r} has a combiner, and every item is a token: leave it out")
+    return features[item]
 
 
 @tf.autograph.experimental.do_not_convert

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -66,22 +66,6 @@ def make_backbone(
         dropout=dropout,
         seed=seed,
     )
-
-
-class Extension(NamedTuple):
-    """What a history keeps when events are appended to it.
-
-    Attributes:
-      kept: (users,) int64, how many tokens stay as they were.
-      lengths: (users,) int64, how many tokens come after those.
-      times: (users, n) int64, their times; None without times.
-      blocks: For each block their keys and values, (users, heads, n, d) each.
-    """
-
-    kept: tf.Tensor
-    lengths: tf.Tensor
-    times: tf.Tensor | None
-    blocks: tuple[tuple[tf.Tensor, tf.Tensor], ...]
 
 
 class ExposureTrunk(tf.keras.layers.Layer):
@@ -208,7 +192,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
 
     def extend(
         self, reading: Reading, last: tf.Tensor, vectors: Mapping[str, tf.Tensor], layout: Layout
-    ) -> tuple[Extension, tf.Tensor]:
+    ) -> tuple[tf.Tensor, Reading, tf.Tensor]:
         """Read events that come after histories that were read.
 
         Block by block, an event's token depends on the time of the event after it. So the last event that was
@@ -221,7 +205,8 @@ class ExposureTrunk(tf.keras.layers.Layer):
           layout: The offsets and times of the new events; its targets aren't read.
 
         Returns:
-          What to keep from now on, and the last tokens.
+          How many tokens stay as they were, (users,); what to keep of the tokens after those; and the last
+          tokens.
         """
         again = tf.cast(reading.lengths > reading.contexts, tf.int64)  # 1 where there is an event
         rereads = tf.where(again > 0)[:, 0]
@@ -230,20 +215,19 @@ class ExposureTrunk(tf.keras.layers.Layer):
         events = self._enter_part(1, self._token(len(self.columns.contexts), given))
         former = Jagged(tf.gather(tf.cast(last, events.dtype), rereads), offsets)
         stretch = jagged.concat(former, Jagged(events, layout.history))
-        rows = columns = None
-        kept = reading._replace(lengths=reading.lengths - again)
+        times = None
         if reading.times is not None:
             places = tf.maximum(reading.lengths - 1, 0)
             before = tf.gather(tf.gather(reading.times, places, batch_dims=1), rereads)
-            times = jagged.concat(Jagged(before, offsets), Jagged(layout.history_times, layout.history))
-            own = sequence_view(self.backbone.mask, times.offsets, times=times.values)
-            rows, columns = (
-                jagged.to_padded(Jagged(each, times.offsets)) for each in (own.row_times, own.column_times)
-            )
-        _, blocks = self.backbone.extend(jagged.to_padded(stretch), kept, rows, columns)
-        lengths = jagged.lengths(stretch)
-        latest = tf.where((lengths > 0)[:, tf.newaxis], jagged.last(stretch), tf.cast(last, events.dtype))
-        return Extension(kept.lengths, lengths, columns, tuple(blocks)), latest
+            times = jagged.concat(
+                Jagged(before, offsets), Jagged(layout.history_times, layout.history)
+            ).values
+        kept = reading._replace(lengths=reading.lengths - again)
+        _, added = self.backbone.append(stretch, kept, times)
+        latest = tf.where(
+            (added.lengths > 0)[:, tf.newaxis], jagged.last(stretch), tf.cast(last, events.dtype)
+        )
+        return kept.lengths, added, latest
 
     def score(
         self, reading: Reading, vectors: Mapping[str, tf.Tensor], layout: Layout, *, at_once: int

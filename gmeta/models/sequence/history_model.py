@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,7 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
+from gmeta.layers.sequence.reading import Reading
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue
@@ -19,6 +20,20 @@ from gmeta.ops import Jagged, jagged
 from gmeta.training.model import Model
 
 _ITEMS = "items_"  # before the names of what a file of Keras holds of the catalogue
+
+
+class ReadHistories(NamedTuple):
+    """Histories that a model has read.
+
+    Attributes:
+      items: Numbers of items, -1 if unknown.
+      vector: (users, d), what a call of the model computes of each history.
+      reading: What the backbone keeps of them; None: it isn't known.
+    """
+
+    items: Jagged
+    vector: tf.Tensor
+    reading: Reading | None = None
 
 
 class HistoryModel(Model):
@@ -138,6 +153,50 @@ class HistoryModel(Model):
         }
         if noted:
             self.catalogue.load(noted)
+
+    # What states of users need (`gmeta.models.sequence.user_states.HistoryStates`), if there is a backbone.
+
+    @property
+    def tokens_per_item(self) -> int:
+        """How many tokens an item has."""
+        return 1
+
+    @property
+    def first_tokens(self) -> int:
+        """How many tokens come before those of the first item."""
+        return 0
+
+    @property
+    def moves_tokens(self) -> bool:
+        """Whether the tokens of a history change when items follow it."""
+        return False
+
+    def tokens_of(
+        self, keys: Jagged, times: Jagged | None, before: tf.Tensor | None = None
+    ) -> tuple[Jagged, Jagged | None]:
+        """Make the tokens that the backbone reads, without dropout.
+
+        Args:
+          keys: int64 keys of items (`Catalogue.keys`), also of unknown ones.
+          times: The items' times; None without times.
+          before: (users,) int64, how many items were read before these. None: 0.
+
+        Returns:
+          Tokens, and their times.
+        """
+        raise NotImplementedError
+
+    def leave(self, values: tf.Tensor) -> tf.Tensor:
+        """Make of the backbone's output what answers are computed from, (n, d) -> (n, d)."""
+        raise NotImplementedError
+
+    def reading_weights(self) -> list[tf.Variable]:
+        """Return the dense weights that read a history."""
+        raise NotImplementedError
+
+    def reading_settings(self) -> list[Any]:
+        """Return the settings, besides the backbone's, that the meaning of what is kept depends on."""
+        raise NotImplementedError
 
     def _by_popularity(
         self, histories: Jagged, numbers: tf.Tensor, scores: tf.Tensor, popular: Any

@@ -10,14 +10,20 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, finite_number, whole_number
 from gmeta.core.settings import from_mapping, to_mapping
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection
 from gmeta.layers.sequence.reading import sequence_view
 from gmeta.losses import SampledSoftmax
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import catalogue_ranks
-from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
-from gmeta.models.sequence.history_model import HistoryModel, but_first, but_last, check_times
+from gmeta.models.sequence.catalogue import Catalogue, Items, item_feature, top_items
+from gmeta.models.sequence.history_model import (
+    HistoryModel,
+    ReadHistories,
+    but_first,
+    but_last,
+    check_times,
+)
 from gmeta.models.sequence.negatives import DrawnLaw, NegativeDraw, Per, log_expected, popularity_shares
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
@@ -132,7 +138,7 @@ class NextItemModel(HistoryModel):
     ) -> None:
         super().__init__(name=name)
         self.collection, self.backbone = collection, backbone
-        self.feature = _item_feature(name, collection, item)
+        self.feature = item_feature(name, collection, item)
         self.dim = self.feature.width
         check_times(name, backbone, time)
         self.catalogue = Catalogue(items, name, self.feature)
@@ -179,10 +185,8 @@ class NextItemModel(HistoryModel):
         history gets 0.
         """
         ids, times = self._sequences(x, self.max_length)
-        vectors = self.collection({self.item: ids.values}, training=training)[self.item]
-        return self._normalize(
-            jagged.last(self._queries(Jagged(vectors, ids.offsets), times, None, training))
-        )
+        queries = self._queries(self._embed(ids, training), times, None, training)
+        return self._normalize(jagged.last(queries))
 
     def item_inputs(self, numbers: tf.Tensor) -> dict[str, Any]:
         """Return the input of the lookup of items' rows, by numbers (n,) of items in the catalogue."""
@@ -236,19 +240,32 @@ class NextItemModel(HistoryModel):
         Raises:
           ConfigError: The catalogue has fewer than k items.
         """
+        ids = self._sequences(x, self.max_length)[0]
+        items = ids._replace(values=self.catalogue.find(ids.values))
+        settings = {"leave_out_seen": leave_out_seen, "vectors": vectors, "popular": popular}
+        return self.recommend_after(ReadHistories(items, self(x, training=False)), k, **settings)
+
+    def recommend_after(
+        self,
+        histories: ReadHistories,
+        k: int,
+        *,
+        leave_out_seen: bool = False,
+        vectors: Any = None,
+        popular: Any = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the items that most likely come after histories that were read, as `recommend` does."""
         k = whole_number(f"{self.name}: k", k, least=1)
         if k > self.items:
             raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
         vectors = self.item_vectors() if vectors is None else vectors
-        ids = self._sequences(x, self.max_length)[0]
-        histories = ids._replace(values=self.catalogue.find(ids.values))
         seen = bias = None
         if leave_out_seen or self.repeats:
             bias = None if leave_out_seen else self._scaled_bias
-            seen = jagged.to_ragged(histories)
-        numbers, scores = top_items(self(x, training=False), vectors, k, without=seen, bias=bias)
+            seen = jagged.to_ragged(histories.items)
+        numbers, scores = top_items(histories.vector, vectors, k, without=seen, bias=bias)
         popular = self.catalogue.most_popular(k) if popular is None else popular
-        numbers, scores = self._by_popularity(histories, numbers, scores, popular)
+        numbers, scores = self._by_popularity(histories.items, numbers, scores, popular)
         found = self.catalogue.ids(tf.maximum(numbers, 0))
         return tf.where(numbers < 0, self.catalogue.nothing, found), scores
 
@@ -418,38 +435,59 @@ class NextItemModel(HistoryModel):
     def _queries(
         self, tokens: Jagged, times: Jagged | None, following: Jagged | None, training: bool | None
     ) -> Jagged:
-        numbers = jagged.positions(tokens)
-        if self.counted_from == "from_end":
-            numbers = tf.gather(jagged.lengths(tokens), jagged.row_ids(tokens)) - 1 - numbers
-        places = jagged.take(tf.convert_to_tensor(self.places), numbers)
-        entered = self.drop(tokens.values * self.token_scale + places, training=training)
+        entered = self.drop(self._placed(tokens).values, training=training)
         view = sequence_view(
             self.backbone.mask, tokens.offsets, times=None if times is None else times.values
         )
         if following is not None:
             view = view._replace(row_times=following.values)
         found = self.backbone(Jagged(entered, tokens.offsets), view=view, training=training)
-        if not self.norm:
-            return found
-        return found._replace(values=layer_norm(found.values, self.norm_scale, self.norm_offset))
+        return found._replace(values=self._norm_of(found.values))
+
+    def _embed(self, ids: Jagged, training: bool | None) -> Jagged:
+        """Look up items by ids or keys, also unknown ones."""
+        return ids._replace(values=self.collection({self.item: ids.values}, training=training)[self.item])
+
+    def _placed(self, tokens: Jagged, before: tf.Tensor | None = None) -> Jagged:
+        """Scale items' vectors, and add those of places, ``before`` (users,) further on."""
+        numbers = jagged.positions(tokens)
+        if self.counted_from == "from_end":
+            numbers = tf.gather(jagged.lengths(tokens), jagged.row_ids(tokens)) - 1 - numbers
+        elif before is not None:
+            numbers += tf.gather(before, jagged.row_ids(tokens))
+        places = jagged.take(tf.convert_to_tensor(self.places), numbers)
+        return tokens._replace(values=tokens.values * self.token_scale + places)
+
+    @property
+    def moves_tokens(self) -> bool:
+        """Whether the tokens of a history change when items follow it: if places count from its end."""
+        return self.counted_from == "from_end"
+
+    def tokens_of(
+        self, keys: Jagged, times: Jagged | None, before: tf.Tensor | None = None
+    ) -> tuple[Jagged, Jagged | None]:
+        """Make the tokens that the backbone reads, as of `HistoryModel.tokens_of`."""
+        return self._placed(self._embed(keys, False), before), times
+
+    def leave(self, values: tf.Tensor) -> tf.Tensor:
+        """Make queries of the backbone's output, (n, d) -> (n, d)."""
+        return self._normalize(self._norm_of(values))
+
+    def _norm_of(self, values: tf.Tensor) -> tf.Tensor:
+        return layer_norm(values, self.norm_scale, self.norm_offset) if self.norm else values
+
+    def reading_weights(self) -> list[tf.Variable]:
+        """Return the dense weights that read a history."""
+        norm = [self.norm_scale, self.norm_offset] if self.norm else []
+        return [*self.backbone.weights, self.places, *norm]
+
+    def reading_settings(self) -> list[Any]:
+        """Return the settings, besides the backbone's, that the meaning of what is kept depends on."""
+        kind = [type(self).__name__, self.feature.hash, self.time is not None, self.max_length]
+        return [*kind, self.counted_from, self.norm, self.token_scale]
 
     def _normalize(self, vectors: tf.Tensor) -> tf.Tensor:
         return tf.math.l2_normalize(vectors, axis=-1, epsilon=1e-12) if self.loss_of.normalize else vectors
-
-
-def _item_feature(name: str, collection: EmbeddingCollection, item: str) -> FeatureConfig:
-    features = {feature.name: feature for feature in collection.features}
-    if item not in features:
-        raise ConfigError(f"{name}: item={item!r} isn't a feature of the collection: {', '.join(features)}")
-    others = [each for each in features if each != item]
-    if others:
-        raise ConfigError(
-            f"{name}: the collection embeds {', '.join(others)} besides {item!r}, which nothing would read: "
-            "leave them out"
-        )
-    if features[item].combiner is not None:
-        raise ConfigError(f"{name}: feature {item!r} has a combiner, and every item is a token: leave it out")
-    return features[item]
 
 
 def _shape_as(drawn: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:

@@ -70,6 +70,7 @@ def ranker(
     window: int = 0,
     horizon: float | None = None,
     length: int | None = None,
+    by_time: bool = True,
     **options: Any,
 ) -> GRM:
     """A compiled model of the log.
@@ -85,6 +86,7 @@ def ranker(
       window: Events back that a token sees in each block of HSTU or FuXi; 0: all.
       horizon: As for `gmeta.models.GRM.of`, for HSTU alone; 0: the published start, None: the default.
       length: HSTU's divisor, about the length of histories; None: the mean of the log.
+      by_time: Whether an exposure sees only the events before it; False: all of its user.
       **options: As for `gmeta.models.GRM.of`.
     """
     start = Normal(0.0, 0.1)
@@ -115,7 +117,7 @@ def ranker(
         dim=dim,
         blocks=blocks,
         max_length=length or round(log.mean_events),
-        by_time=True,
+        by_time=by_time,
         optimizer=Adam(learning_rate=None),
         seed=seed,
         **options,
