@@ -6,15 +6,15 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
 from gmeta.core.row_formats import RowDtype
 from gmeta.export.derived import Derived
-from gmeta.export.signature import Signature, feature_inputs
-from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
+from gmeta.export.signature import Signature, as_matrix, feature_inputs, id_spec, ragged_columns
+from gmeta.layers import EmbeddingCollection
 from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, NextItemModel, TwoTower
 from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.models.sequence.sequence_columns import SequenceColumns
@@ -24,51 +24,6 @@ from gmeta.models.sequence.user_states import Stale, UserStates
 
 LABELS = "labels"
 PARTS = ("contexts", "history", "targets")
-
-
-def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
-    """Return the spec of a feature on the wire: ids, or texts if it hashes and ``text_ids`` is true."""
-    dtype = tf.string if feature.hash and text_ids else tf.int64
-    return tf.TensorSpec([None, None] if matrix else [None], dtype)
-
-
-def is_there(ids: tf.Tensor) -> tf.Tensor:
-    """Return a mask of the ids that aren't padding, bool of their shape."""
-    return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
-
-
-def ragged_columns(
-    columns: Mapping[str, tf.Tensor], ids: Mapping[str, tf.Tensor]
-) -> tuple[dict[str, tf.RaggedTensor], tf.Tensor]:
-    """Remove the padding of one part's columns.
-
-    Args:
-      columns: Name in errors -> a matrix (samples, width); the first one holds ids.
-      ids: The columns that hold ids.
-
-    Returns:
-      The columns, ragged; and a bool matrix that is true where the matrices held values.
-
-    Raises:
-      InvalidArgumentError: The matrices have different shapes, or ids have padding in different places.
-    """
-    first, like = next(iter(columns.items()))
-    here, shape = is_there(like), tf.shape(like)
-    found = {}
-    for name, column in columns.items():
-        alike = tf.reduce_all(tf.shape(column) == shape)
-        told = [f"{name} must have the shape of {first}, but the shapes are", tf.shape(column), "and", shape]
-        column = assert_first(column, alike, told)
-        if name in ids and name != first:
-            told = [f"{name} and {first} must be padded at the same places"]
-            column = assert_first(column, is_there(column) == here, told)
-        found[name] = tf.ragged.boolean_mask(column, here)
-    return found, here
-
-
-def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
-    """Place values (n,) at the n true places of the matrix ``here``, and 0 elsewhere."""
-    return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
 
 
 class PaddedSequences:
@@ -173,8 +128,17 @@ UNKNOWN = "unknown_history"
 """The name of the answer that counts the items or ids of a history that the model has never seen."""
 
 
+LEAVE_OUT = "leave_out"  # the input of further items that the answer must not have
+
+
 def next_item_signatures(
-    model: NextItemModel, *, k: int | None = None, leave_out_seen: bool = False, text_ids: bool = True
+    model: NextItemModel,
+    *,
+    k: int | None = None,
+    leave_out_seen: bool = False,
+    leave_out: bool = False,
+    allow: Any = None,
+    text_ids: bool = True,
 ) -> dict[str, Signature]:
     """Make the signatures of a next-item model.
 
@@ -198,34 +162,49 @@ def next_item_signatures(
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       leave_out_seen: Whether to leave out the items in the part of the history that the model reads. If fewer
         than k items remain, the other places hold -1 or the empty text, with score -inf.
+      leave_out: Whether ``recommend`` takes ``leave_out`` too, a matrix (samples, another width) of ids like
+        histories: items that the answer must not have, such as blocked ones. Ids that the catalogue lacks
+        have no effect.
+      allow: bool (V,), which items are allowed, such as those in stock, in the order of the catalogue. None:
+        all. The exported model holds the mask.
       text_ids: Whether clients send texts if the feature hashes.
 
     Raises:
-      ConfigError: The catalogue has fewer than k items.
+      ConfigError: The catalogue has fewer than k items, a column is ``leave_out``, or the mask doesn't fit.
+
+    Example:
+      ::
+
+        signatures = next_item_signatures(model, k=50, leave_out=True, allow=np.isin(items, in_stock))
+        export_model(model, "serving/next/2", signatures=signatures)
     """
-    k = min(10, model.items) if k is None else whole_number("k", k, least=1)
-    if k > model.items:
-        raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
+    k = _top(model, k)
     inputs = history_inputs(model, text_ids)
+    further, allow = _filters(model, inputs, leave_out, allow, text_ids)
     alone = type(model) is NextItemModel  # the vectors of a subclass may have matrix products
     vectors = of_items("item_vectors", model, model.item_vectors, alone=alone)
-    popular = most_popular(model, k)
+    popular = most_popular(model, model.items if leave_out else k, allow)
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         x = histories(inputs, model.item, given)
-        items, scores = model.recommend(
-            x, k, leave_out_seen=leave_out_seen, vectors=vectors()[0], popular=popular()
-        )
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": given.get(LEAVE_OUT), "allow": allow}
+        items, scores = model.recommend(x, k, **filters, vectors=vectors()[0], popular=popular())
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         return {"query": model(histories(inputs, model.item, given), training=False)}
 
-    return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+    return {"recommend": Signature(recommend, {**inputs, **further}), "query": Signature(query, inputs)}
 
 
 def two_tower_signatures(
-    model: TwoTower, *, k: int | None = None, leave_out_seen: bool = True, text_ids: bool = True
+    model: TwoTower,
+    *,
+    k: int | None = None,
+    leave_out_seen: bool = True,
+    leave_out: bool = False,
+    allow: Any = None,
+    text_ids: bool = True,
 ) -> dict[str, Signature]:
     """Make the signatures of a two-tower model.
 
@@ -238,25 +217,54 @@ def two_tower_signatures(
       model: The model.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       leave_out_seen: Whether to leave out the items of the history.
+      leave_out: Whether ``recommend`` takes ``leave_out`` too, as there.
+      allow: bool (V,), which items are allowed, as there.
       text_ids: Whether clients send texts if a feature hashes.
+
+    Raises:
+      ConfigError: As there.
     """
-    k = min(10, model.items) if k is None else k
+    k = _top(model, k)
     columns = [each for each in model.collection.features if each.name in model.user_columns]
     item = {model.item: id_spec(model.feature, text_ids, matrix=True)}
     inputs: dict[str, tf.TypeSpec] = {**item, **feature_inputs(columns)}
+    further, allow = _filters(model, inputs, leave_out, allow, text_ids)
     vectors = of_items("item_vectors", model, model.item_vectors, alone=not model.hidden)
 
     def batch(given: dict[str, Any]) -> dict[str, Any]:
         return {**given, **histories(item, model.item, given)}
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        items, scores = model.recommend(batch(given), k, leave_out_seen=leave_out_seen, vectors=vectors()[0])
+        left = given.get(LEAVE_OUT)
+        x = batch({name: given[name] for name in inputs})
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": left, "allow": allow}
+        items, scores = model.recommend(x, k, **filters, vectors=vectors()[0])
         return {"items": items, "scores": scores}
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         return {"query": model(batch(given), training=False)}
 
-    return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+    return {"recommend": Signature(recommend, {**inputs, **further}), "query": Signature(query, inputs)}
+
+
+def _top(model: HistoryModel, k: int | None) -> int:
+    """Return how many items an answer has."""
+    k = min(10, model.items) if k is None else whole_number("k", k, least=1)
+    if k > model.items:
+        raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
+    return k
+
+
+def _filters(
+    model: HistoryModel, inputs: Mapping[str, Any], leave_out: bool, allow: Any, text_ids: bool
+) -> tuple[dict[str, tf.TypeSpec], Any]:
+    """Return the input of items to leave out, if there is one, and the mask of allowed items as an array."""
+    mask = None if allow is None else np.asarray(model.catalogue.mask(allow))
+    if leave_out and LEAVE_OUT in inputs:
+        raise ConfigError(
+            f"{model.name} has a column {LEAVE_OUT!r} already: rename it, or use leave_out=False"
+        )
+    return {LEAVE_OUT: id_spec(model.feature, text_ids, matrix=True)} if leave_out else {}, mask
 
 
 def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSpec]:
@@ -445,6 +453,7 @@ def retrieval_signatures(
     beam: int | None = None,
     allow: Any = None,
     leave_out_seen: bool = False,
+    leave_out: bool = False,
     text_ids: bool = True,
 ) -> dict[str, Signature]:
     """Make the signature ``retrieve`` of a generative retriever.
@@ -463,18 +472,18 @@ def retrieval_signatures(
       allow: bool (V,), which items are allowed; None: all.
       leave_out_seen: Whether to leave out the items in the part of the history that the model reads. Where
         fewer than k items are found, the other places hold -1 or the empty text, with score -inf.
+      leave_out: Whether ``retrieve`` takes ``leave_out`` too, as in `next_item_signatures`.
       text_ids: Whether clients send texts if the feature hashes.
 
     Raises:
       ConfigError: ``beam`` is below k, or k above the number of items.
     """
-    k = min(10, model.items) if k is None else whole_number("k", k, least=1)
-    if k > model.items:
-        raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
+    k = _top(model, k)
     if (beam := model.beam if beam is None else whole_number("beam", beam, least=1)) < k:
         raise ConfigError(f"beam must be at least {k}, the items wanted, got {beam}")
     inputs = history_inputs(model, text_ids)
-    popular = most_popular(model, k, allow)
+    further, allow = _filters(model, inputs, leave_out, allow, text_ids)
+    popular = most_popular(model, model.items if leave_out else k, allow)
     rows = None
     if isinstance(model, GenerativeRetriever):
         rows = of_items("item_rows", model, model.item_rows, alone=True)
@@ -484,7 +493,8 @@ def retrieval_signatures(
         if isinstance(model, GenerativeRetriever) and rows is not None:
             search = functools.partial(model.retrieve, rows=rows()[0])
         x = histories(inputs, model.item, given)
-        items, scores = search(x, k, beam=beam, allow=allow, leave_out_seen=leave_out_seen, popular=popular())
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": given.get(LEAVE_OUT), "allow": allow}
+        items, scores = search(x, k, beam=beam, **filters, popular=popular())
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
-    return {"retrieve": Signature(retrieve, inputs)}
+    return {"retrieve": Signature(retrieve, {**inputs, **further})}

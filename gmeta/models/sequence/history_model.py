@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, whole_number
 from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import Retrieval
-from gmeta.models.sequence.catalogue import Catalogue
+from gmeta.models.sequence.catalogue import Catalogue, top_items, top_of_ranking
 from gmeta.ops import Jagged, jagged
 from gmeta.training.model import Model
 
@@ -140,7 +140,12 @@ class HistoryModel(Model):
             self.catalogue.load(noted)
 
     def _by_popularity(
-        self, histories: Jagged, numbers: tf.Tensor, scores: tf.Tensor, popular: Any
+        self,
+        histories: Jagged,
+        numbers: tf.Tensor,
+        scores: tf.Tensor,
+        popular: Any,
+        leave_out: tf.RaggedTensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Answer histories without an item of the catalogue by the most popular items.
 
@@ -148,12 +153,44 @@ class HistoryModel(Model):
           histories: Numbers of items, -1 if unknown.
           numbers: (users, k), the answers to all histories.
           scores: (users, k).
-          popular: The result of `Catalogue.most_popular`.
+          popular: The result of `Catalogue.most_popular`: of k items, or with ``leave_out`` of all.
+          leave_out: Numbers of the items to leave out for each user; histories have none of these to add,
+            as they are without an item of the catalogue.
         """
+        if leave_out is not None:
+            if popular[0].shape[0] not in (None, self.items):
+                raise ConfigError(
+                    f"{self.name}: popular= has {popular[0].shape[0]} items; with leave_out= it must rank "
+                    f"all {self.items}: catalogue.most_popular({self.items}, allow)"
+                )
+            popular = top_of_ranking(popular, numbers.shape[1], leave_out)
         users = tf.shape(numbers)[0]
         known = tf.cast(histories.values >= 0, tf.int32)
         some = tf.math.unsorted_segment_sum(known, jagged.row_ids(histories), users)[:, tf.newaxis] > 0
         return tf.where(some, numbers, popular[0]), tf.where(some, scores, popular[1])
+
+    def _best(
+        self, queries: tf.Tensor, k: int, *, vectors: Any = None, nearest: Any = None, **filters: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the numbers of the best items, exactly or by an index; see `top_items` for the filters."""
+        if whole_number(f"{self.name}: k", k, least=1) > self.items:
+            raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
+        if nearest is None:
+            vectors = self.item_vectors() if vectors is None else vectors
+            return top_items(queries, vectors, k, **filters)
+        if vectors is not None or not tf.executing_eagerly():
+            other = "vectors=" if vectors is not None else "a graph"
+            raise ConfigError(f"{self.name}: nearest= searches an index outside of graphs: leave out {other}")
+        if nearest.size != self.items:
+            raise ConfigError(
+                f"{self.name}: the index has {nearest.size} items, not {self.items}: build it anew"
+            )
+        return nearest.top_items(queries, k, **filters)
+
+    def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Return the ids of items; -1 or the empty text for the number -1."""
+        found = self.catalogue.ids(tf.maximum(numbers, 0))
+        return tf.where(numbers < 0, self.catalogue.nothing, found)
 
     @property
     def items(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import tensorflow as tf
 
@@ -16,7 +16,7 @@ from gmeta.losses import SampledSoftmax
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import catalogue_ranks
-from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
+from gmeta.models.sequence.catalogue import Catalogue, Items
 from gmeta.models.sequence.history_model import HistoryModel, but_first, but_last, check_times
 from gmeta.models.sequence.negatives import DrawnLaw, NegativeDraw, Per, log_expected, popularity_shares
 from gmeta.ops import Jagged, jagged
@@ -24,6 +24,9 @@ from gmeta.ops.hstu_layer import layer_norm
 from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step
 from gmeta.training.windows import column_keys
+
+if TYPE_CHECKING:
+    from gmeta.models.sequence.nearest_items import NearestItems
 
 _DRAWN = "gmeta/negatives"  # a column of a part of a batch: what was drawn for it as a part of the whole
 _REPEAT_SCALE = 32.0  # at Adam's rate of 1e-3, a hundred steps move the bias by 3
@@ -203,7 +206,8 @@ class NextItemModel(HistoryModel):
         return tf.zeros([]) if self.repeat is None else _REPEAT_SCALE * self.repeat
 
     @property
-    def _scaled_bias(self) -> tf.Tensor:
+    def scaled_bias(self) -> tf.Tensor:
+        """`repeat_bias` as it is added to the products of vectors, ()."""
         return self.repeat_bias * self.loss_of.temperature
 
     def recommend(
@@ -212,45 +216,63 @@ class NextItemModel(HistoryModel):
         k: int = 10,
         *,
         leave_out_seen: bool = False,
+        leave_out: Any = None,
+        allow: Any = None,
+        nearest: NearestItems | None = None,
         vectors: Any = None,
         popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the k items of the catalogue that most likely come next.
 
         For a history without an item of the catalogue, these are the items that occurred most often in
-        training (`Catalogue.most_popular`).
+        training (`Catalogue.most_popular`), by the same filters. Filters apply before the best are chosen,
+        so there are k items wherever k remain.
 
         Args:
           x: A batch.
           k: The number of items.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read.
+          leave_out: Ids of further items to leave out for each user, such as blocked ones: ragged, one row
+            per user, or a matrix (users, width) padded with -1 or the empty text. Ids that the catalogue
+            lacks have no effect.
+          allow: bool (V,), which items are allowed, such as those in stock, in the order of the catalogue.
+            None: all.
+          nearest: An index of this model's `item_vectors`, which finds nearly all of the best items without
+            scoring the whole catalogue; only outside of graphs. None: all are scored.
           vectors: The result of `item_vectors`, if it is known already.
-          popular: The result of ``catalogue.most_popular(k)``, if it is known already.
+          popular: The result of ``catalogue.most_popular(k, allow)``, or with ``leave_out`` of
+            ``catalogue.most_popular(V, allow)``, if it is known already.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) scores, the products of item vectors with the
           result of `predict`, and `repeat_bias` times the temperature more for items of the
           history. If fewer than k items are left, the rest is -1 or the empty text, with the score -inf. The
-          scores of an answer by popularity are logs of the items' shares.
+          scores of an answer by popularity are logs of the items' shares among those of ``allow``.
 
         Raises:
-          ConfigError: The catalogue has fewer than k items.
+          ConfigError: The catalogue has fewer than k items; or a filter has another form.
+
+        Example:
+          >>> in_stock = np.arange(1000) % 10 > 0
+          >>> items, _ = model.recommend(batch, 5, leave_out=[[8, 15]], allow=in_stock)  # doctest: +SKIP
         """
-        k = whole_number(f"{self.name}: k", k, least=1)
-        if k > self.items:
-            raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
-        vectors = self.item_vectors() if vectors is None else vectors
         ids = self._sequences(x, self.max_length)[0]
         histories = ids._replace(values=self.catalogue.find(ids.values))
-        seen = bias = None
-        if leave_out_seen or self.repeats:
-            bias = None if leave_out_seen else self._scaled_bias
+        blocked = None
+        if leave_out is not None:
+            blocked = self.catalogue.find_each(leave_out, "leave_out", tf.size(jagged.lengths(ids)))
+        filters: dict[str, Any] = {"leave_out": blocked, "allow": self.catalogue.mask(allow)}
+        if leave_out_seen:
             seen = jagged.to_ragged(histories)
-        numbers, scores = top_items(self(x, training=False), vectors, k, without=seen, bias=bias)
-        popular = self.catalogue.most_popular(k) if popular is None else popular
-        numbers, scores = self._by_popularity(histories, numbers, scores, popular)
-        found = self.catalogue.ids(tf.maximum(numbers, 0))
-        return tf.where(numbers < 0, self.catalogue.nothing, found), scores
+            filters["leave_out"] = seen if blocked is None else tf.concat([seen, blocked], axis=1)
+        elif self.repeats:
+            filters |= {"again": jagged.to_ragged(histories), "bias": self.scaled_bias}
+        queries = self(x, training=False)
+        numbers, scores = self._best(queries, k, vectors=vectors, nearest=nearest, **filters)
+        if popular is None:
+            popular = self.catalogue.most_popular(k if blocked is None else self.items, allow)
+        numbers, scores = self._by_popularity(histories, numbers, scores, popular, blocked)
+        return self._ids(numbers), scores
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of predicting each token's next item, and the number of tokens."""
@@ -375,7 +397,7 @@ class NextItemModel(HistoryModel):
         if self._leaves_out_seen or self.repeats:
             seen["seen"] = jagged.to_ragged(histories)
         if self.repeats and not self._leaves_out_seen:
-            seen["seen_bias"] = self._scaled_bias
+            seen["seen_bias"] = self.scaled_bias
         if owner is not None:
             queries = tf.gather(queries, owner)
             seen |= {name: tf.gather(seen[name], owner) for name in ("seen",) if name in seen}
