@@ -26,6 +26,8 @@ import tensorflow as tf
 
 from gmeta.core.graph import lift_variables
 from gmeta.layers import EmbeddingCollection
+from gmeta.models import NextItemModel, TwoTower
+from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.ops.device import freeze
 from gmeta.ops.table.portable_tables import LiveTable, weights_change
 
@@ -75,6 +77,19 @@ class Derived:
             with lift_variables():
                 values[self] = Value(self)
         return [tf.convert_to_tensor(variable) for variable in values[self].variables]
+
+
+def of_items(
+    name: str, model: NextItemModel | TwoTower, compute: Callable[..., tf.Tensor], *, alone: bool
+) -> Derived:
+    """Return a value of all items of a model's catalogue; see `Derived`."""
+    inputs, collection = model.item_inputs, model.collection
+    return Derived(name, compute, items=model.items, collection=collection, inputs=inputs, alone=alone)
+
+
+def most_popular(model: HistoryModel, k: int, allow: Any = None) -> Derived:
+    """Return the answer to a history without items."""
+    return Derived("most_popular", lambda: model.catalogue.most_popular(k, allow))
 
 
 _VALUES: ContextVar[dict[Derived, Value] | None] = ContextVar("derived_values", default=None)

@@ -6,19 +6,21 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import assert_first
 from gmeta.core.row_formats import RowDtype
-from gmeta.export.derived import Derived
+from gmeta.export.derived import Derived, most_popular, of_items
 from gmeta.export.signature import (
     PaddedSequences,
     Signature,
     as_matrix,
     feature_inputs,
+    histories,
+    history_inputs,
     id_spec,
-    ragged_columns,
 )
 from gmeta.models import GRM, FlatRetriever, GenerativeRetriever, NextItemModel, TwoTower
 from gmeta.models.sequence.history_model import HistoryModel
@@ -28,6 +30,8 @@ from gmeta.models.sequence.user_states import HistoryStates, UserStates
 LABELS = "labels"
 UNKNOWN = "unknown_history"
 """The name of the answer that counts the items or ids of a history that the model has never seen."""
+LEAVE_OUT = "leave_out"
+"""The name of the input of further items that the answer must not have."""
 
 
 def next_item_signatures(
@@ -35,6 +39,8 @@ def next_item_signatures(
     *,
     k: int | None = None,
     leave_out_seen: bool = False,
+    leave_out: bool = False,
+    allow: Any = None,
     text_ids: bool = True,
     states: RowDtype | None = None,
     stale: Stale = "refuse",
@@ -78,46 +84,63 @@ def next_item_signatures(
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       leave_out_seen: Whether to leave out the items in the part of the history that the model reads. If fewer
         than k items remain, the other places hold -1 or the empty text, with score -inf.
+      leave_out: Whether ``recommend`` takes ``leave_out`` too, a matrix (samples, another width) of ids like
+        histories: items that the answer must not have, such as blocked ones. Ids that the catalogue lacks
+        have no effect.
+      allow: bool (V,), which items are allowed, such as those in stock, in the order of the catalogue. None:
+        all. The exported model holds the mask.
       text_ids: Whether clients send texts if the feature hashes.
       states: The dtype of states; None: no signatures of states.
       stale: As for `state_signatures`.
       checksums: As there.
 
     Raises:
-      ConfigError: The catalogue has fewer than k items; or states are wanted, and the model can't keep them.
+      ConfigError: The catalogue has fewer than k items, a column is ``leave_out``, the mask doesn't fit, or
+        states are wanted and the model can't keep them.
+
+    Example:
+      ::
+
+        signatures = next_item_signatures(model, k=50, leave_out=True, allow=np.isin(items, in_stock))
+        export_model(model, "serving/next/2", signatures=signatures)
     """
-    k = min(10, model.items) if k is None else whole_number("k", k, least=1)
-    if k > model.items:
-        raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
+    k = _top(model, k)
     inputs = history_inputs(model, text_ids)
+    further, allow = _filters(model, inputs, leave_out, allow, text_ids)
     alone = type(model) is NextItemModel  # the vectors of a subclass may have matrix products
     vectors = of_items("item_vectors", model, model.item_vectors, alone=alone)
-    popular = most_popular(model, k)
+    popular = most_popular(model, model.items if leave_out else k, allow)
     kept = _kept(model, states, stale, checksums)
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         x = histories(inputs, model.item, given)
-        items, scores = model.recommend(
-            x, k, leave_out_seen=leave_out_seen, vectors=vectors()[0], popular=popular()
-        )
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": given.get(LEAVE_OUT), "allow": allow}
+        items, scores = model.recommend(x, k, **filters, vectors=vectors()[0], popular=popular())
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         return {"query": model(histories(inputs, model.item, given), training=False)}
 
-    found = {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+    found = {"recommend": Signature(recommend, {**inputs, **further}), "query": Signature(query, inputs)}
     if kept is None:
         return found
 
-    def recommend_on(states: tf.Tensor, digest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        settings = {"leave_out_seen": leave_out_seen, "vectors": vectors()[0], "popular": popular()}
-        return kept.recommend(states, k, digest=digest, **settings)
+    def recommend_on(given: dict[str, Any], digest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": given.get(LEAVE_OUT), "allow": allow}
+        known = {"vectors": vectors()[0], "popular": popular()}
+        return kept.recommend(given[STATE], k, digest=digest, **filters, **known)
 
-    return {**found, **_of_histories(kept, inputs, {"recommend_on": recommend_on}, checksums)}
+    return {**found, **_of_histories(kept, inputs, {"recommend_on": recommend_on}, further, checksums)}
 
 
 def two_tower_signatures(
-    model: TwoTower, *, k: int | None = None, leave_out_seen: bool = True, text_ids: bool = True
+    model: TwoTower,
+    *,
+    k: int | None = None,
+    leave_out_seen: bool = True,
+    leave_out: bool = False,
+    allow: Any = None,
+    text_ids: bool = True,
 ) -> dict[str, Signature]:
     """Make the signatures of a two-tower model.
 
@@ -130,54 +153,54 @@ def two_tower_signatures(
       model: The model.
       k: How many items the answer has. None: 10, or the whole catalogue if it has fewer.
       leave_out_seen: Whether to leave out the items of the history.
+      leave_out: Whether ``recommend`` takes ``leave_out`` too, as there.
+      allow: bool (V,), which items are allowed, as there.
       text_ids: Whether clients send texts if a feature hashes.
+
+    Raises:
+      ConfigError: As there.
     """
-    k = min(10, model.items) if k is None else k
+    k = _top(model, k)
     columns = [each for each in model.collection.features if each.name in model.user_columns]
     item = {model.item: id_spec(model.feature, text_ids, matrix=True)}
     inputs: dict[str, tf.TypeSpec] = {**item, **feature_inputs(columns)}
+    further, allow = _filters(model, inputs, leave_out, allow, text_ids)
     vectors = of_items("item_vectors", model, model.item_vectors, alone=not model.hidden)
 
     def batch(given: dict[str, Any]) -> dict[str, Any]:
         return {**given, **histories(item, model.item, given)}
 
     def recommend(given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        items, scores = model.recommend(batch(given), k, leave_out_seen=leave_out_seen, vectors=vectors()[0])
+        left = given.get(LEAVE_OUT)
+        x = batch({name: given[name] for name in inputs})
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": left, "allow": allow}
+        items, scores = model.recommend(x, k, **filters, vectors=vectors()[0])
         return {"items": items, "scores": scores}
 
     def query(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         return {"query": model(batch(given), training=False)}
 
-    return {"recommend": Signature(recommend, inputs), "query": Signature(query, inputs)}
+    return {"recommend": Signature(recommend, {**inputs, **further}), "query": Signature(query, inputs)}
 
 
-def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSpec]:
-    """Return the columns of histories that clients send: items, and times if the model has them."""
-    inputs = {model.item: id_spec(model.feature, text_ids, matrix=True)}
-    if model.time is not None:
-        inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
-    return inputs
+def _top(model: HistoryModel, k: int | None) -> int:
+    """Return how many items an answer has."""
+    k = min(10, model.items) if k is None else whole_number("k", k, least=1)
+    if k > model.items:
+        raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
+    return k
 
 
-def of_items(
-    name: str, model: NextItemModel | TwoTower, compute: Callable[..., tf.Tensor], *, alone: bool
-) -> Derived:
-    """Return a value of all items of a model's catalogue; see `Derived`."""
-    inputs, collection = model.item_inputs, model.collection
-    return Derived(name, compute, items=model.items, collection=collection, inputs=inputs, alone=alone)
-
-
-def most_popular(model: HistoryModel, k: int, allow: Any = None) -> Derived:
-    """Return the answer to a history without items."""
-    return Derived("most_popular", lambda: model.catalogue.most_popular(k, allow))
-
-
-def histories(
-    inputs: Mapping[str, tf.TensorSpec], item: str, given: Mapping[str, tf.Tensor]
-) -> dict[str, tf.RaggedTensor]:
-    """Make a model's batch from the matrices that clients send; their padding is where the item's is."""
-    columns = {name: given[name] for name in inputs}
-    return ragged_columns(columns, {item: columns[item]})[0]
+def _filters(
+    model: HistoryModel, inputs: Mapping[str, Any], leave_out: bool, allow: Any, text_ids: bool
+) -> tuple[dict[str, tf.TypeSpec], Any]:
+    """Return the input of items to leave out, if there is one, and the mask of allowed items as an array."""
+    mask = None if allow is None else np.asarray(model.catalogue.mask(allow))
+    if leave_out and LEAVE_OUT in inputs:
+        raise ConfigError(
+            f"{model.name} has a column {LEAVE_OUT!r} already: rename it, or use leave_out=False"
+        )
+    return {LEAVE_OUT: id_spec(model.feature, text_ids, matrix=True)} if leave_out else {}, mask
 
 
 def exposure_signatures(model: GRM, *, text_ids: bool = True) -> dict[str, Signature]:
@@ -355,7 +378,8 @@ def _kept(model: HistoryModel, dtype: RowDtype | None, stale: Stale, checksums: 
 def _of_histories(
     kept: HistoryStates,
     inputs: Mapping[str, tf.TypeSpec],
-    asked: Mapping[str, Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]],
+    asked: Mapping[str, Callable[[dict[str, Any], tf.Tensor], tuple[tf.Tensor, tf.Tensor]]],
+    further: Mapping[str, tf.TypeSpec],
     checksums: bool,
 ) -> dict[str, Signature]:
     """Make the signatures of states of histories.
@@ -363,17 +387,19 @@ def _of_histories(
     Args:
       kept: The states.
       inputs: The columns of histories.
-      asked: Name of a signature -> maps states and the digest of the weights to items and scores.
+      asked: Name of a signature -> maps its inputs and the digest of the weights to items and scores.
+      further: The inputs of these besides states.
       checksums: Whether the states hold checksums that clients send.
     """
     digest, item = Derived("trunk_digest", kept.digest), kept.model.item
     wire = (lambda given: (histories(inputs, item, given), given[item]), inputs)
 
     def answer(name: str, given: dict[str, Any]) -> dict[str, tf.Tensor]:
-        items, scores = asked[name](given[STATE], digest()[0])
+        items, scores = asked[name](given, digest()[0])
         return {"items": items, "scores": scores}
 
-    found = {name: Signature(functools.partial(answer, name), {STATE: _STATES}) for name in asked}
+    taken = {STATE: _STATES, **further}
+    found = {name: Signature(functools.partial(answer, name), taken) for name in asked}
     return {**_reading(kept, digest, wire, wire, checksums), **found}
 
 
@@ -392,6 +418,7 @@ def retrieval_signatures(
     beam: int | None = None,
     allow: Any = None,
     leave_out_seen: bool = False,
+    leave_out: bool = False,
     text_ids: bool = True,
     states: RowDtype | None = None,
     stale: Stale = "refuse",
@@ -416,6 +443,7 @@ def retrieval_signatures(
       allow: bool (V,), which items are allowed; None: all.
       leave_out_seen: Whether to leave out the items in the part of the history that the model reads. Where
         fewer than k items are found, the other places hold -1 or the empty text, with score -inf.
+      leave_out: Whether ``retrieve`` takes ``leave_out`` too, as in `next_item_signatures`.
       text_ids: Whether clients send texts if the feature hashes.
       states: As for `next_item_signatures`.
       stale: As there.
@@ -425,33 +453,32 @@ def retrieval_signatures(
       ConfigError: ``beam`` is below k, or k above the number of items; or states are wanted, and the model
         can't keep them.
     """
-    k = min(10, model.items) if k is None else whole_number("k", k, least=1)
-    if k > model.items:
-        raise ConfigError(f"k must be at most {model.items}, the catalogue's size, got {k}")
+    k = _top(model, k)
     if (beam := model.beam if beam is None else whole_number("beam", beam, least=1)) < k:
         raise ConfigError(f"beam must be at least {k}, the items wanted, got {beam}")
     inputs = history_inputs(model, text_ids)
-    popular = most_popular(model, k, allow)
+    further, allow = _filters(model, inputs, leave_out, allow, text_ids)
+    popular = most_popular(model, model.items if leave_out else k, allow)
     kept = _kept(model, states, stale, checksums)
     rows = None
     if isinstance(model, GenerativeRetriever):
         rows = of_items("item_rows", model, model.item_rows, alone=True)
 
-    def settings() -> dict[str, Any]:
+    def settings(given: dict[str, Any]) -> dict[str, Any]:
         of_rows = {} if rows is None else {"rows": rows()[0]}
-        chosen = {"beam": beam, "allow": allow, "leave_out_seen": leave_out_seen}
-        return {**chosen, **of_rows, "popular": popular()}
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": given.get(LEAVE_OUT), "allow": allow}
+        return {"beam": beam, **filters, **of_rows, "popular": popular()}
 
     def retrieve(given: dict[str, Any]) -> dict[str, tf.Tensor]:
         x = histories(inputs, model.item, given)
-        items, scores = model.retrieve(x, k, **settings())
+        items, scores = model.retrieve(x, k, **settings(given))
         return {"items": items, "scores": scores, UNKNOWN: model.unknown_history(x)}
 
-    found = {"retrieve": Signature(retrieve, inputs)}
+    found = {"retrieve": Signature(retrieve, {**inputs, **further})}
     if kept is None:
         return found
 
-    def retrieve_on(states: tf.Tensor, digest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return kept.retrieve(states, k, digest=digest, **settings())
+    def retrieve_on(given: dict[str, Any], digest: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return kept.retrieve(given[STATE], k, digest=digest, **settings(given))
 
-    return {**found, **_of_histories(kept, inputs, {"retrieve_on": retrieve_on}, checksums)}
+    return {**found, **_of_histories(kept, inputs, {"retrieve_on": retrieve_on}, further, checksums)}

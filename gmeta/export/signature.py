@@ -15,6 +15,7 @@ from gmeta.core.graph import assert_first
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING as PADDING
 from gmeta.layers.embedding.feature_config import TEXT_PADDING as TEXT_PADDING
+from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.models.sequence.sequence_columns import SequenceColumns
 from gmeta.ops import hash_text
 
@@ -48,6 +49,54 @@ def feature_inputs(features: Sequence[FeatureConfig]) -> dict[str, tf.TypeSpec]:
         else tf.RaggedTensorSpec([None, None], tf.int64)
         for feature in features
     }
+
+
+# Sequences on the wire: padded matrices, and what they become.
+
+
+def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
+    """Return the spec of a feature on the wire: ids, or texts if it hashes and ``text_ids`` is true."""
+    dtype = tf.string if feature.hash and text_ids else tf.int64
+    return tf.TensorSpec([None, None] if matrix else [None], dtype)
+
+
+def is_there(ids: tf.Tensor) -> tf.Tensor:
+    """Return a mask of the ids that aren't padding, bool of their shape."""
+    return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
+
+
+def ragged_columns(
+    columns: Mapping[str, tf.Tensor], ids: Mapping[str, tf.Tensor]
+) -> tuple[dict[str, tf.RaggedTensor], tf.Tensor]:
+    """Remove the padding of one part's columns.
+
+    Args:
+      columns: Name in errors -> a matrix (samples, width); the first one holds ids.
+      ids: The columns that hold ids.
+
+    Returns:
+      The columns, ragged; and a bool matrix that is true where the matrices held values.
+
+    Raises:
+      InvalidArgumentError: The matrices have different shapes, or ids have padding in different places.
+    """
+    first, like = next(iter(columns.items()))
+    here, shape = is_there(like), tf.shape(like)
+    found = {}
+    for name, column in columns.items():
+        alike = tf.reduce_all(tf.shape(column) == shape)
+        told = [f"{name} must have the shape of {first}, but the shapes are", tf.shape(column), "and", shape]
+        column = assert_first(column, alike, told)
+        if name in ids and name != first:
+            told = [f"{name} and {first} must be padded at the same places"]
+            column = assert_first(column, is_there(column) == here, told)
+        found[name] = tf.ragged.boolean_mask(column, here)
+    return found, here
+
+
+def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
+    """Place values (n,) at the n true places of the matrix ``here``, and 0 elsewhere."""
+    return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
 
 
 # Converts a signature's inputs: clients send dense tensors, with text where a feature hashes its ids.
@@ -135,49 +184,20 @@ def _wire_spec(name: str, spec: tf.TypeSpec, text: bool) -> tf.TensorSpec:
 PARTS = ("contexts", "history", "targets")
 
 
-def id_spec(feature: FeatureConfig, text_ids: bool, *, matrix: bool) -> tf.TensorSpec:
-    """Return the spec of a feature on the wire: ids, or texts if it hashes and ``text_ids`` is true."""
-    dtype = tf.string if feature.hash and text_ids else tf.int64
-    return tf.TensorSpec([None, None] if matrix else [None], dtype)
+def history_inputs(model: HistoryModel, text_ids: bool) -> dict[str, tf.TensorSpec]:
+    """Return the columns of histories that clients send: items, and times if the model has them."""
+    inputs = {model.item: id_spec(model.feature, text_ids, matrix=True)}
+    if model.time is not None:
+        inputs[model.time] = tf.TensorSpec([None, None], tf.int64)
+    return inputs
 
 
-def is_there(ids: tf.Tensor) -> tf.Tensor:
-    """Return a mask of the ids that aren't padding, bool of their shape."""
-    return tf.not_equal(ids, tf.constant(TEXT_PADDING if ids.dtype == tf.string else PADDING, ids.dtype))
-
-
-def ragged_columns(
-    columns: Mapping[str, tf.Tensor], ids: Mapping[str, tf.Tensor]
-) -> tuple[dict[str, tf.RaggedTensor], tf.Tensor]:
-    """Remove the padding of one part's columns.
-
-    Args:
-      columns: Name in errors -> a matrix (samples, width); the first one holds ids.
-      ids: The columns that hold ids.
-
-    Returns:
-      The columns, ragged; and a bool matrix that is true where the matrices held values.
-
-    Raises:
-      InvalidArgumentError: The matrices have different shapes, or ids have padding in different places.
-    """
-    first, like = next(iter(columns.items()))
-    here, shape = is_there(like), tf.shape(like)
-    found = {}
-    for name, column in columns.items():
-        alike = tf.reduce_all(tf.shape(column) == shape)
-        told = [f"{name} must have the shape of {first}, but the shapes are", tf.shape(column), "and", shape]
-        column = assert_first(column, alike, told)
-        if name in ids and name != first:
-            told = [f"{name} and {first} must be padded at the same places"]
-            column = assert_first(column, is_there(column) == here, told)
-        found[name] = tf.ragged.boolean_mask(column, here)
-    return found, here
-
-
-def as_matrix(values: tf.Tensor, here: tf.Tensor) -> tf.Tensor:
-    """Place values (n,) at the n true places of the matrix ``here``, and 0 elsewhere."""
-    return tf.scatter_nd(tf.where(here), values, tf.shape(here, tf.int64))
+def histories(
+    inputs: Mapping[str, tf.TensorSpec], item: str, given: Mapping[str, tf.Tensor]
+) -> dict[str, tf.RaggedTensor]:
+    """Make a model's batch from the matrices that clients send; their padding is where the item's is."""
+    columns = {name: given[name] for name in inputs}
+    return ragged_columns(columns, {item: columns[item]})[0]
 
 
 class PaddedSequences:

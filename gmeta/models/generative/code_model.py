@@ -112,6 +112,7 @@ class CodeModel(HistoryModel):
         beam: int | None = None,
         allow: Any = None,
         leave_out_seen: bool = False,
+        leave_out: Any = None,
         popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the items that most likely come next, by a beam search over the codes.
@@ -127,7 +128,10 @@ class CodeModel(HistoryModel):
           allow: bool (V,), which items of the catalogue are allowed, in its order. None: all.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read. The search
             finds them nevertheless, so fewer than k items are left where the beam holds too few others.
-          popular: The result of ``catalogue.most_popular(k, allow)``, if it is known already.
+          leave_out: Ids of further items to leave out for each user, as for
+            `gmeta.models.NextItemModel.recommend`, from what the search finds as there.
+          popular: The result of ``catalogue.most_popular(k, allow)``, or with ``leave_out`` of
+            ``catalogue.most_popular(V, allow)``, if it is known already.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) float32, logs of their probabilities among the
@@ -136,7 +140,7 @@ class CodeModel(HistoryModel):
         Raises:
           ConfigError: ``beam`` is below k; or the mask has another length, or forbids every item.
         """
-        return self._find(*self._open(x), k, beam, allow, leave_out_seen, popular)
+        return self._find(*self._open(x), k, beam, allow, leave_out_seen, leave_out, popular)
 
     def retrieve_after(
         self,
@@ -146,12 +150,13 @@ class CodeModel(HistoryModel):
         beam: int | None = None,
         allow: Any = None,
         leave_out_seen: bool = False,
+        leave_out: Any = None,
         rows: Any = None,
         popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the items that most likely come after histories that were read, as `retrieve` does."""
         walk = self._walk_after(histories, rows)
-        return self._find(walk, histories.items, k, beam, allow, leave_out_seen, popular)
+        return self._find(walk, histories.items, k, beam, allow, leave_out_seen, leave_out, popular)
 
     def _walk_after(self, histories: ReadHistories, rows: Any) -> Walk:
         """Return a walk after histories that were read; ``rows`` are those of all items, if they have any."""
@@ -320,15 +325,15 @@ class CodeModel(HistoryModel):
         beam: int | None,
         allow: Any,
         leave_out_seen: bool,
+        leave_out: Any,
         popular: Any,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         beam = self.beam if beam is None else beam
         self._check_beam(k, beam)
         allowed = self._allowed(allow)
-        numbers, scores = self._search(walk, histories, k, beam, allowed, leave_out_seen)
-        popular = self.catalogue.most_popular(k, allow) if popular is None else popular
-        numbers, scores = self._by_popularity(histories, numbers, scores, popular)
-        return self._ids(numbers), scores
+        blocked = self._blocked(histories, leave_out)
+        numbers, scores = self._search(walk, histories, k, beam, allowed, leave_out_seen, blocked)
+        return self._by_popularity(histories, numbers, scores, popular, blocked, allow)
 
     def _search(
         self,
@@ -338,14 +343,18 @@ class CodeModel(HistoryModel):
         beam: int | None = None,
         allowed: Any = None,
         leave_out_seen: bool | None = None,
+        blocked: tf.RaggedTensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Return the numbers and scores of the k likeliest items, (users, k); -1 where there are fewer."""
         beam = self.beam if beam is None else beam
         leave_out_seen = self._leaves_out_seen if leave_out_seen is None else leave_out_seen
-        numbers, scores = likeliest(walk, beam if leave_out_seen else k, beam, allowed)
-        if leave_out_seen:
-            users = tf.range(tf.cast(walk.users, tf.int64))
-            left = (numbers >= 0) & ~SeenItems(histories, self.items).holds(users, tf.maximum(numbers, 0))
+        unwanted = [histories] if leave_out_seen else []
+        unwanted += [] if blocked is None else [jagged.from_ragged(blocked)]
+        numbers, scores = likeliest(walk, beam if unwanted else k, beam, allowed)
+        if unwanted:
+            users, left = tf.range(tf.cast(walk.users, tf.int64)), numbers >= 0
+            for each in unwanted:
+                left &= ~SeenItems(each, self.items).holds(users, tf.maximum(numbers, 0))
             scores, places = tf.math.top_k(tf.where(left, scores, -np.inf), k)
             nothing = tf.constant(-1, tf.int64)
             numbers = tf.where(tf.math.is_inf(scores), nothing, tf.gather(numbers, places, batch_dims=1))
@@ -354,10 +363,6 @@ class CodeModel(HistoryModel):
     def _allowed(self, allow: Any) -> tuple[NDArray[np.bool_], ...] | None:
         """Return which nodes of each level lead to allowed items."""
         return None if allow is None else self.codes.trie.allow(np.asarray(allow))
-
-    def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
-        found = self.catalogue.ids(tf.maximum(numbers, 0))
-        return tf.where(numbers < 0, self.catalogue.nothing, found)
 
     def _check_beam(self, k: int, beam: int) -> None:
         whole_number(f"{self.name}: k", k, least=1)

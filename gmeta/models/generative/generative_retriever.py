@@ -180,6 +180,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         beam: int | None = None,
         allow: Any = None,
         leave_out_seen: bool = False,
+        leave_out: Any = None,
         rows: Any = None,
         popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -193,6 +194,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
           beam: As there.
           allow: As there.
           leave_out_seen: As there.
+          leave_out: As there.
           rows: The result of `item_rows`, if it is known already. None: they are looked up.
           popular: As there.
 
@@ -202,7 +204,7 @@ class GenerativeRetriever(CodeModel, NextItemModel):
         Raises:
           ConfigError: As there.
         """
-        return self._find(*self._open(x, rows=rows), k, beam, allow, leave_out_seen, popular)
+        return self._find(*self._open(x, rows=rows), k, beam, allow, leave_out_seen, leave_out, popular)
 
     def digit_log_probs(
         self, x: Mapping[str, Any], items: Any, training: bool = False, *, allow: Any = None

@@ -18,7 +18,7 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import refuse_unless
 from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
-from gmeta.ops import hash_text
+from gmeta.ops import hash_text, jagged
 from gmeta.ops.table.portable_tables import RowNumbers
 
 Items = Any
@@ -82,6 +82,16 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
             none = tf.zeros([self.size], tf.int64)
             self._gathered = tf.Variable(none, trainable=False, name="counts")  # the same on all ranks
             self._own = tf.Variable(none, trainable=False, name="own_counts")  # of this rank, since then
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether items have ids of their own, which aren't their numbers."""
+        return self._keys is not None
+
+    @property
+    def hashes(self) -> bool:
+        """Whether a text and its hash are the same item."""
+        return self._hashes
 
     @property
     def dtype(self) -> tf.DType:
@@ -188,8 +198,8 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
           items. If these are fewer than k, the rest is -1 and -inf.
         """
         counts = self.counts + 1
-        may = tf.ones_like(counts, tf.bool) if allow is None else tf.convert_to_tensor(allow, tf.bool)
-        counts = tf.where(may, counts, 0)
+        if (mask := self.mask(allow)) is not None:
+            counts = tf.where(mask, counts, 0)
         best = tf.math.top_k(counts, min(k, self.size))
         total = tf.math.log(tf.cast(tf.reduce_sum(counts), tf.float64))
         scores = tf.cast(tf.math.log(tf.cast(best.values, tf.float64)) - total, tf.float32)
@@ -197,6 +207,55 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
         scores = tf.pad(scores, rest, constant_values=float("-inf"))
         numbers = tf.pad(tf.cast(best.indices, tf.int64), rest, constant_values=-1)
         return tf.where(tf.math.is_inf(scores), tf.constant(-1, tf.int64), numbers), scores
+
+    def mask(self, allow: Any) -> tf.Tensor | None:
+        """Return a mask of allowed items as a tensor; None: all are allowed.
+
+        Args:
+          allow: bool (V,), in the order of the catalogue; or None.
+
+        Raises:
+          ConfigError: The mask has another shape, or isn't of bools.
+        """
+        if allow is None:
+            return None
+        mask = tf.convert_to_tensor(allow)
+        if mask.dtype != tf.bool or not mask.shape.is_compatible_with([self.size]):
+            raise ConfigError(
+                f"{self._owner}: allow must be bool ({self.size},), got {mask.dtype.name} {mask.shape}: give "
+                "one for each item of the catalogue, in its order"
+            )
+        return mask
+
+    def find_each(self, ids: Any, what: str, users: tf.Tensor) -> tf.RaggedTensor:
+        """Find the numbers of items by ids that each user has, ragged (users, None); -1 for an unknown id.
+
+        Args:
+          ids: A ragged tensor or `gmeta.ops.Jagged`, one row per user; or a matrix (users, width), padded
+            with -1, or with the empty text.
+          what: The name that messages give them.
+          users: (), how many users there are.
+
+        Raises:
+          ConfigError: The ids are of another kind or shape, or there are other numbers of rows and users (in
+            a graph, as `gmeta.core.graph.refuse_unless`).
+        """
+        if (sequences := jagged.as_jagged(ids)) is None:
+            matrix = tf.convert_to_tensor(ids)
+            if matrix.shape.rank != 2:
+                raise ConfigError(
+                    f"{self._owner}: {what} must be ragged, one row per user, or a matrix (users, width) "
+                    f"padded with -1 or the empty text, got the shape {matrix.shape}"
+                )
+            matrix = tf.cast(matrix, tf.int64) if matrix.dtype.is_integer else matrix
+            padding = TEXT_PADDING if matrix.dtype == tf.string else PADDING
+            ragged = tf.ragged.boolean_mask(matrix, matrix != tf.constant(padding, matrix.dtype))
+            sequences = jagged.from_ragged(ragged)
+        rows, users = tf.size(jagged.lengths(sequences)), tf.cast(users, tf.int32)
+        told = [f"{self._owner}: {what} must have one row per user: users=", ", rows="]
+        parts = [told[0], tf.strings.as_string(users), told[1], tf.strings.as_string(rows)]
+        found = refuse_unless(self.find(sequences.values), rows == users, tf.strings.join(parts))
+        return jagged.to_ragged(sequences._replace(values=found))
 
     def noted(self) -> Noted:
         """Return what checkpoints hold."""
@@ -327,20 +386,26 @@ def top_items(
     vectors: tf.Tensor,
     k: int,
     *,
-    without: tf.RaggedTensor | None = None,
+    leave_out: tf.RaggedTensor | None = None,
+    allow: tf.Tensor | None = None,
+    again: tf.RaggedTensor | None = None,
     bias: tf.Tensor | None = None,
     block: int = _BLOCK,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Find the items whose vectors have the greatest products with queries, the greatest first.
 
     The catalogue is scored block by block, so memory holds n times ``block`` scores at once instead of n V.
+    Filters apply before the best are chosen, so k items are found wherever k remain.
 
     Args:
       queries: (n, d) floats.
-      vectors: (V, d), of all items; V is at least k.
+      vectors: (V, d), of all items.
       k: The number of items per query.
-      without: Numbers of the items to leave out for each query, ragged (n, None); negative ones are ignored.
-      bias: (), what is added to the scores of the items of ``without``, instead of leaving them out.
+      leave_out: Numbers of the items to leave out for each query, ragged (n, None); negative ones have no
+        effect.
+      allow: bool (V,), which items are allowed; None: all.
+      again: Numbers of the items whose scores ``bias`` is added to, as ``leave_out``; repeats count once.
+      bias: (), for ``again``.
       block: The number of items scored at once.
 
     Returns:
@@ -353,8 +418,12 @@ def top_items(
     def score(begin: tf.Tensor, numbers: tf.Tensor, best: tf.Tensor) -> tuple[tf.Tensor, ...]:
         end = tf.minimum(begin + block, size)
         scores = tf.matmul(queries, tf.cast(vectors[begin:end], tf.float32), transpose_b=True)
-        if without is not None:
-            scores = _move(scores, without, begin, end, bias)
+        if again is not None:
+            scores = _move(scores, again, begin, end, bias)
+        if leave_out is not None:
+            scores = _move(scores, leave_out, begin, end, None)
+        if allow is not None:
+            scores = tf.where(allow[begin:end], scores, float("-inf"))
         here = tf.broadcast_to(tf.range(begin, end), tf.shape(scores, tf.int64))
         found = tf.math.top_k(tf.concat([best, scores], axis=1), k)
         numbers = tf.gather(tf.concat([numbers, here], axis=1), found.indices, batch_dims=1)
@@ -385,3 +454,30 @@ def _move(
     lowest = tf.fill([tf.size(here)], tf.constant(float("-inf")))
     moved = lowest if bias is None else tf.gather_nd(scores, places) + bias
     return tf.tensor_scatter_nd_update(scores, places, moved)
+
+
+def top_of_ranking(
+    ranking: tuple[tf.Tensor, tf.Tensor], k: int, leave_out: tf.RaggedTensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Find for each user the first items of one ranking, without those that the user's are to leave out.
+
+    Args:
+      ranking: (V,) int64 numbers of items, the best first, -1 for none; and (V,) their scores, -inf for none.
+      k: The number of items per user.
+      leave_out: Numbers of items, ragged (users, None); negative ones are ignored.
+
+    Returns:
+      (users, k) numbers and (users, k) scores, as `top_items`.
+    """
+    longest = tf.reduce_max(tf.concat([[0], tf.cast(leave_out.row_lengths(), tf.int32)], 0))
+    first = tf.minimum(tf.size(ranking[0]), k + longest)  # each user leaves k of these
+    numbers, scores = (each[:first] for each in ranking)
+    order = tf.argsort(numbers)
+    known = tf.gather(numbers, order)
+    places = tf.minimum(tf.searchsorted(known, leave_out.values), first - 1)
+    there = (leave_out.values >= 0) & (tf.gather(known, places) == leave_out.values)
+    places = tf.cast(tf.where(there, tf.gather(order, places), -1), tf.int64)
+    # A place's score is its product with 1, and the first of equal scores is the one ranked first.
+    users = tf.ones(tf.stack([leave_out.nrows(), 1]))
+    best, found = top_items(users, scores[:, tf.newaxis], k, leave_out=leave_out.with_values(places))
+    return tf.where(best < 0, best, tf.gather(numbers, tf.maximum(best, 0))), found

@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.errors import ConfigError
+from gmeta.core.errors import ConfigError, whole_number
 from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.layers.sequence.reading import Reading
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import Retrieval
-from gmeta.models.sequence.catalogue import Catalogue
+from gmeta.models.sequence.catalogue import Catalogue, top_items, top_of_ranking
 from gmeta.ops import Jagged, jagged
 from gmeta.training.model import Model
 
@@ -198,8 +198,19 @@ class HistoryModel(Model):
         """Return the settings, besides the backbone's, that the meaning of what is kept depends on."""
         raise NotImplementedError
 
+    def _blocked(self, histories: Jagged, leave_out: Any) -> tf.RaggedTensor | None:
+        """Return the numbers of the items to leave out for each user besides those of histories."""
+        users = tf.size(histories.offsets) - 1
+        return None if leave_out is None else self.catalogue.find_each(leave_out, "leave_out", users)
+
     def _by_popularity(
-        self, histories: Jagged, numbers: tf.Tensor, scores: tf.Tensor, popular: Any
+        self,
+        histories: Jagged,
+        numbers: tf.Tensor,
+        scores: tf.Tensor,
+        popular: Any,
+        leave_out: tf.RaggedTensor | None,
+        allow: Any,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Answer histories without an item of the catalogue by the most popular items.
 
@@ -207,12 +218,53 @@ class HistoryModel(Model):
           histories: Numbers of items, -1 if unknown.
           numbers: (users, k), the answers to all histories.
           scores: (users, k).
-          popular: The result of `Catalogue.most_popular`.
+          popular: The result of `Catalogue.most_popular`: of k items, or with ``leave_out`` of all. None: it
+            is computed.
+          leave_out: Numbers of the items to leave out for each user; histories have none of these to add,
+            as they are without an item of the catalogue.
+          allow: bool (V,), which items are allowed. None: all.
+
+        Returns:
+          (users, k) ids, -1 or the empty text for none; and (users, k) scores.
         """
+        k = numbers.shape[1]
+        if popular is None:
+            popular = self.catalogue.most_popular(k if leave_out is None else self.items, allow)
+        if leave_out is not None:
+            if popular[0].shape[0] not in (None, self.items):
+                raise ConfigError(
+                    f"{self.name}: popular= has {popular[0].shape[0]} items; with leave_out= it must rank "
+                    f"all {self.items}: catalogue.most_popular({self.items}, allow)"
+                )
+            popular = top_of_ranking(popular, k, leave_out)
         users = tf.shape(numbers)[0]
         known = tf.cast(histories.values >= 0, tf.int32)
         some = tf.math.unsorted_segment_sum(known, jagged.row_ids(histories), users)[:, tf.newaxis] > 0
-        return tf.where(some, numbers, popular[0]), tf.where(some, scores, popular[1])
+        numbers = tf.where(some, numbers, popular[0])
+        return self._ids(numbers), tf.where(some, scores, popular[1])
+
+    def _best(
+        self, queries: tf.Tensor, k: int, *, vectors: Any = None, nearest: Any = None, **filters: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Find the numbers of the best items, exactly or by an index; see `top_items` for the filters."""
+        if whole_number(f"{self.name}: k", k, least=1) > self.items:
+            raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
+        if nearest is None:
+            vectors = self.item_vectors() if vectors is None else vectors
+            return top_items(queries, vectors, k, **filters)
+        if vectors is not None or not tf.executing_eagerly():
+            other = "vectors=" if vectors is not None else "a graph"
+            raise ConfigError(f"{self.name}: nearest= searches an index outside of graphs: leave out {other}")
+        if nearest.size != self.items:
+            raise ConfigError(
+                f"{self.name}: the index has {nearest.size} items, not {self.items}: build it anew"
+            )
+        return nearest.top_items(queries, k, **filters)
+
+    def _ids(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Return the ids of items; -1 or the empty text for the number -1."""
+        found = self.catalogue.ids(tf.maximum(numbers, 0))
+        return tf.where(numbers < 0, self.catalogue.nothing, found)
 
     @property
     def items(self) -> int:

@@ -146,6 +146,31 @@ def log_expected(
 _LEAST = 1e-20  # of an item that never occurs, and that no law draws
 
 
+def corrections(
+    popularity: tf.Tensor | None,
+    following: tf.Tensor,
+    drawn: tf.Tensor,
+    draw: NegativeDraw | None,
+    in_batch: bool,
+) -> dict[str, tf.Tensor]:
+    """Compute ``log_q`` of the right items, and ``negative_log_q`` of the drawn ones, by `log_expected`.
+
+    Without ``popularity``, there are none.
+    """
+    if popularity is None:
+        return {}
+    of: dict[str, Any] = {"samples": tf.size(following), "draw": draw, "in_batch": in_batch}
+    named = (("log_q", following), ("negative_log_q", drawn))
+    return {name: log_expected(popularity, numbers, **of) for name, numbers in named}
+
+
+def shape_as(drawn: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
+    """Give vectors the shape of drawn numbers, (…, d)."""
+    dim = vectors.shape[-1]
+    shaped = tf.reshape(vectors, tf.concat([tf.shape(drawn), [dim]], axis=0))
+    return tf.ensure_shape(shaped, [*drawn.shape, dim])
+
+
 # Candidates for users whose right items are several: the right ones, and negatives by one law or more.
 
 _NEGATIVES = 8192

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import tensorflow as tf
 
@@ -16,7 +16,7 @@ from gmeta.losses import SampledSoftmax
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import catalogue_ranks
-from gmeta.models.sequence.catalogue import Catalogue, Items, item_feature, top_items
+from gmeta.models.sequence.catalogue import Catalogue, Items, item_feature
 from gmeta.models.sequence.history_model import (
     HistoryModel,
     ReadHistories,
@@ -24,12 +24,22 @@ from gmeta.models.sequence.history_model import (
     but_last,
     check_times,
 )
-from gmeta.models.sequence.negatives import DrawnLaw, NegativeDraw, Per, log_expected, popularity_shares
+from gmeta.models.sequence.negatives import (
+    DrawnLaw,
+    NegativeDraw,
+    Per,
+    corrections,
+    popularity_shares,
+    shape_as,
+)
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.hstu_layer import layer_norm
 from gmeta.training.compile_settings import only_columns
 from gmeta.training.rank_steps import rank_step
 from gmeta.training.windows import column_keys
+
+if TYPE_CHECKING:
+    from gmeta.models.sequence.nearest_items import NearestItems
 
 _DRAWN = "gmeta/negatives"  # a column of a part of a batch: what was drawn for it as a part of the whole
 _REPEAT_SCALE = 32.0  # at Adam's rate of 1e-3, a hundred steps move the bias by 3
@@ -207,7 +217,8 @@ class NextItemModel(HistoryModel):
         return tf.zeros([]) if self.repeat is None else _REPEAT_SCALE * self.repeat
 
     @property
-    def _scaled_bias(self) -> tf.Tensor:
+    def scaled_bias(self) -> tf.Tensor:
+        """`repeat_bias` as it is added to the products of vectors, ()."""
         return self.repeat_bias * self.loss_of.temperature
 
     def recommend(
@@ -216,34 +227,50 @@ class NextItemModel(HistoryModel):
         k: int = 10,
         *,
         leave_out_seen: bool = False,
+        leave_out: Any = None,
+        allow: Any = None,
+        nearest: NearestItems | None = None,
         vectors: Any = None,
         popular: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the k items of the catalogue that most likely come next.
 
         For a history without an item of the catalogue, these are the items that occurred most often in
-        training (`Catalogue.most_popular`).
+        training (`Catalogue.most_popular`), by the same filters. Filters apply before the best are chosen,
+        so there are k items wherever k remain.
 
         Args:
           x: A batch.
           k: The number of items.
           leave_out_seen: Whether to leave out the items of the history, as far as it is read.
+          leave_out: Ids of further items to leave out for each user, such as blocked ones: ragged, one row
+            per user, or a matrix (users, width) padded with -1 or the empty text. Ids that the catalogue
+            lacks have no effect.
+          allow: bool (V,), which items are allowed, such as those in stock, in the order of the catalogue.
+            None: all.
+          nearest: An index of this model's `item_vectors`, which finds nearly all of the best items without
+            scoring the whole catalogue; only outside of graphs. None: all are scored.
           vectors: The result of `item_vectors`, if it is known already.
-          popular: The result of ``catalogue.most_popular(k)``, if it is known already.
+          popular: The result of ``catalogue.most_popular(k, allow)``, or with ``leave_out`` of
+            ``catalogue.most_popular(V, allow)``, if it is known already.
 
         Returns:
           (users, k) ids, the likeliest first; and (users, k) scores, the products of item vectors with the
-          result of `predict`, and `repeat_bias` times the temperature more for items of the
-          history. If fewer than k items are left, the rest is -1 or the empty text, with the score -inf. The
-          scores of an answer by popularity are logs of the items' shares.
+          result of `predict`, and `repeat_bias` times the temperature more for items of the history. Where
+          fewer than k are left, -1 or the empty text, with the score -inf. The scores of an answer by
+          popularity are logs of the items' shares among those of ``allow``.
 
         Raises:
-          ConfigError: The catalogue has fewer than k items.
+          ConfigError: The catalogue has fewer than k items; or a filter has another form.
+
+        Example:
+          >>> items, _ = model.recommend(batch, 5, leave_out=[[8, 15]], allow=in_stock)  # doctest: +SKIP
         """
         ids = self._sequences(x, self.max_length)[0]
         items = ids._replace(values=self.catalogue.find(ids.values))
-        settings = {"leave_out_seen": leave_out_seen, "vectors": vectors, "popular": popular}
-        return self.recommend_after(ReadHistories(items, self(x, training=False)), k, **settings)
+        filters = {"leave_out_seen": leave_out_seen, "leave_out": leave_out, "allow": allow}
+        known = {"vectors": vectors, "popular": popular, "nearest": nearest}
+        return self.recommend_after(ReadHistories(items, self(x, training=False)), k, **filters, **known)
 
     def recommend_after(
         self,
@@ -251,23 +278,21 @@ class NextItemModel(HistoryModel):
         k: int,
         *,
         leave_out_seen: bool = False,
-        vectors: Any = None,
+        leave_out: Any = None,
+        allow: Any = None,
         popular: Any = None,
+        **known: Any,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the items that most likely come after histories that were read, as `recommend` does."""
-        k = whole_number(f"{self.name}: k", k, least=1)
-        if k > self.items:
-            raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
-        vectors = self.item_vectors() if vectors is None else vectors
-        seen = bias = None
-        if leave_out_seen or self.repeats:
-            bias = None if leave_out_seen else self._scaled_bias
-            seen = jagged.to_ragged(histories.items)
-        numbers, scores = top_items(histories.vector, vectors, k, without=seen, bias=bias)
-        popular = self.catalogue.most_popular(k) if popular is None else popular
-        numbers, scores = self._by_popularity(histories.items, numbers, scores, popular)
-        found = self.catalogue.ids(tf.maximum(numbers, 0))
-        return tf.where(numbers < 0, self.catalogue.nothing, found), scores
+        items, blocked = histories.items, self._blocked(histories.items, leave_out)
+        filters: dict[str, Any] = {"leave_out": blocked, "allow": self.catalogue.mask(allow)}
+        if leave_out_seen:
+            seen = jagged.to_ragged(items)
+            filters["leave_out"] = seen if blocked is None else tf.concat([seen, blocked], axis=1)
+        elif self.repeats:
+            filters |= {"again": jagged.to_ragged(items), "bias": self.scaled_bias}
+        numbers, scores = self._best(histories.vector, k, **known, **filters)
+        return self._by_popularity(items, numbers, scores, popular, blocked, allow)
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of predicting each token's next item, and the number of tokens."""
@@ -280,10 +305,10 @@ class NextItemModel(HistoryModel):
             queries.values,
             positives.values,
             following.values,
-            negatives=_shape_as(drawn, vectors[total:]),
+            negatives=shape_as(drawn, vectors[total:]),
             negative_ids=drawn,
             offsets=following.offsets if self.negatives_per == "user" else None,
-            **self._corrections(following, drawn),
+            **corrections(self.popularity, following.values, drawn, self.draw, self.loss_of.in_batch),
             **self._look_back(items, vectors[:total]),
         )
         loss, samples = mean_loss(losses), tf.size(losses)
@@ -337,17 +362,6 @@ class NextItemModel(HistoryModel):
             )
         return column_keys({self.item: only_columns(self.name, data)[self.item]})
 
-    def _corrections(self, following: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
-        if self.popularity is None:
-            return {}
-        samples = tf.size(following.values)
-        return {
-            name: log_expected(
-                self.popularity, numbers, samples=samples, draw=self.draw, in_batch=self.loss_of.in_batch
-            )
-            for name, numbers in (("log_q", following.values), ("negative_log_q", drawn))
-        }
-
     def _look_back(self, numbers: Jagged, vectors: tf.Tensor) -> dict[str, Any]:
         """Return the items that each token has in its history, as the loss takes them."""
         if not self.repeats:
@@ -377,9 +391,8 @@ class NextItemModel(HistoryModel):
                 return step.end_forward(self.retrieval.result())
             ids, times = self._sequences(x, self.max_length + 1)
             numbers = Jagged(self.catalogue.numbers(ids.values), ids.offsets)
-            found = self.catalogue.keys(numbers.values)
-            vectors = self.collection({self.item: found}, training=False)[self.item]
-            queries, _ = self._ask(Jagged(vectors, ids.offsets), times, training=False)
+            vectors = self._embed(ids._replace(values=self.catalogue.keys(numbers.values)), False)
+            queries, _ = self._ask(vectors, times, training=False)
             last = self._normalize(jagged.last(queries))
             ranks = self._ranks(but_last(numbers), last, jagged.last(numbers))
             known = tf.cast(jagged.lengths(ids) > 1, tf.float32)
@@ -392,7 +405,7 @@ class NextItemModel(HistoryModel):
         if self._leaves_out_seen or self.repeats:
             seen["seen"] = jagged.to_ragged(histories)
         if self.repeats and not self._leaves_out_seen:
-            seen["seen_bias"] = self._scaled_bias
+            seen["seen_bias"] = self.scaled_bias
         if owner is not None:
             queries = tf.gather(queries, owner)
             seen |= {name: tf.gather(seen[name], owner) for name in ("seen",) if name in seen}
@@ -400,8 +413,7 @@ class NextItemModel(HistoryModel):
 
     def _ask(self, tokens: Jagged, times: Jagged | None, training: bool) -> tuple[Jagged, Jagged]:
         """Return a query for each token with a successor, and the vectors of the successors."""
-        following = None if times is None else but_first(times)
-        earlier = None if times is None else but_last(times)
+        earlier, following = (None, None) if times is None else (but_last(times), but_first(times))
         return self._queries(but_last(tokens), earlier, following, training), but_first(tokens)
 
     def get_config(self) -> dict[str, Any]:
@@ -428,17 +440,15 @@ class NextItemModel(HistoryModel):
             part: tf.keras.saving.deserialize_keras_object(config[part], custom_objects)
             for part in ("collection", "backbone")
         }
-        return cls(
-            **{**former, **config, **made, "loss": from_mapping(SampledSoftmax, config["loss"], "loss")}
-        )
+        loss = from_mapping(SampledSoftmax, config["loss"], "loss")
+        return cls(**{**former, **config, **made, "loss": loss})
 
     def _queries(
         self, tokens: Jagged, times: Jagged | None, following: Jagged | None, training: bool | None
     ) -> Jagged:
         entered = self.drop(self._placed(tokens).values, training=training)
-        view = sequence_view(
-            self.backbone.mask, tokens.offsets, times=None if times is None else times.values
-        )
+        now = None if times is None else times.values
+        view = sequence_view(self.backbone.mask, tokens.offsets, times=now)
         if following is not None:
             view = view._replace(row_times=following.values)
         found = self.backbone(Jagged(entered, tokens.offsets), view=view, training=training)
@@ -488,10 +498,3 @@ class NextItemModel(HistoryModel):
 
     def _normalize(self, vectors: tf.Tensor) -> tf.Tensor:
         return tf.math.l2_normalize(vectors, axis=-1, epsilon=1e-12) if self.loss_of.normalize else vectors
-
-
-def _shape_as(drawn: tf.Tensor, vectors: tf.Tensor) -> tf.Tensor:
-    """Give vectors the shape of drawn numbers, (…, d)."""
-    dim = vectors.shape[-1]
-    shaped = tf.reshape(vectors, tf.concat([tf.shape(drawn), [dim]], axis=0))
-    return tf.ensure_shape(shaped, [*drawn.shape, dim])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,11 +13,14 @@ from gmeta.layers import EmbeddingCollection
 from gmeta.losses.multi_task import mean_loss
 from gmeta.losses.softmax import set_softmax
 from gmeta.metrics.next_item import Retrieval, catalogue_ranks
-from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
+from gmeta.models.sequence.catalogue import Catalogue, Items
 from gmeta.models.sequence.history_model import HistoryModel
 from gmeta.models.sequence.negatives import CandidateDraw, Candidates, Law
 from gmeta.ops import Jagged, jagged
 from gmeta.training.rank_steps import rank_step
+
+if TYPE_CHECKING:
+    from gmeta.models.sequence.nearest_items import NearestItems
 
 _WHOLE = 2**31  # a history's longest length
 
@@ -255,7 +258,15 @@ class TwoTower(HistoryModel):
         return self._item_vectors(vectors, training=False)
 
     def recommend(
-        self, x: Mapping[str, Any], k: int = 10, *, leave_out_seen: bool = True, vectors: Any = None
+        self,
+        x: Mapping[str, Any],
+        k: int = 10,
+        *,
+        leave_out_seen: bool = True,
+        leave_out: Any = None,
+        allow: Any = None,
+        nearest: NearestItems | None = None,
+        vectors: Any = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Find the k items with the highest scores.
 
@@ -263,6 +274,9 @@ class TwoTower(HistoryModel):
           x: A batch.
           k: The number of items.
           leave_out_seen: Whether to leave out the items of the history.
+          leave_out: Ids of further items to leave out, as for `gmeta.models.NextItemModel.recommend`.
+          allow: bool (V,), which items are allowed, as there.
+          nearest: An index of this model's `item_vectors`, as there.
           vectors: The result of `item_vectors`, if it is known already.
 
         Returns:
@@ -270,19 +284,20 @@ class TwoTower(HistoryModel):
           rest is -1 or the empty text, with the score -inf.
 
         Raises:
-          ConfigError: The catalogue has fewer than k items.
+          ConfigError: The catalogue has fewer than k items; or a filter has another form.
         """
-        k = whole_number(f"{self.name}: k", k, least=1)
-        if k > self.items:
-            raise ConfigError(f"{self.name}: k must be at most {self.items}, the catalogue's size, got {k}")
-        vectors = self.item_vectors() if vectors is None else vectors
         ids = self._sequences(x, None)[0]
-        seen = jagged.to_ragged(ids._replace(values=self.catalogue.find(ids.values)))
-        numbers, scores = top_items(
-            self(x, training=False), vectors, k, without=seen if leave_out_seen else None
-        )
-        found = self.catalogue.ids(tf.maximum(numbers, 0))
-        return tf.where(numbers < 0, self.catalogue.nothing, found), scores / self.temperature
+        left = [self._blocked(ids, leave_out)]
+        if leave_out_seen:
+            left.append(jagged.to_ragged(ids._replace(values=self.catalogue.find(ids.values))))
+        left = [each for each in left if each is not None]
+        filters = {
+            "leave_out": tf.concat(left, axis=1) if left else None,
+            "allow": self.catalogue.mask(allow),
+        }
+        queries = self(x, training=False)
+        numbers, scores = self._best(queries, k, vectors=vectors, nearest=nearest, **filters)
+        return self._ids(numbers), scores / self.temperature
 
     def learn(self, data: Any) -> tuple[tf.Tensor, tf.Tensor, Callable[[], dict[str, tf.Tensor]]]:
         """Compute the mean loss of the right items, and their number."""

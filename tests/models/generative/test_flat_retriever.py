@@ -159,6 +159,10 @@ def test_under_masks_what_comes_out_is_valid_and_distinct(model, seed):
     assert (np.isneginf(logs) == ~mask).all()
     found, there = items[items >= 0].reshape(6, -1), scores[items >= 0].reshape(6, -1)
     np.testing.assert_allclose(np.take_along_axis(logs, found, axis=1), there, atol=1e-5)
+    blocked = items[:, 1:3]
+    other, _ = model.retrieve(batch, k=6, beam=ITEMS, allow=mask, leave_out=blocked)
+    for own, others, row in zip(items.tolist(), blocked.tolist(), other.numpy().tolist(), strict=True):
+        assert row == [item for item in own if item not in others][:6]
     left = model.retrieve(batch, k=8, beam=ITEMS, leave_out_seen=True)[0].numpy()
     assert not any(set(row) & set(seen) for row, seen in zip(left, batch["item"].to_list(), strict=True))
 

@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import FeatureConfig
-from gmeta.models.sequence.catalogue import Catalogue, top_items
+from gmeta.models.sequence.catalogue import Catalogue, top_items, top_of_ranking
 from gmeta.preprocess.plan.column_values import hash_text as prepared
+
+
+def ragged(rows):
+    values = np.concatenate([np.zeros(0, np.int64), *rows])
+    return tf.RaggedTensor.from_row_lengths(values, tf.constant([len(each) for each in rows], tf.int64))
 
 
 @settings(max_examples=30)
@@ -18,26 +23,56 @@ from gmeta.preprocess.plan.column_values import hash_text as prepared
     size=st.integers(1, 9),
     users=st.integers(0, 4),
     block=st.integers(1, 10),
+    share=st.sampled_from([None, 0.0, 0.3, 0.8]),
+    bias=st.integers(-2, 2),
     data=st.data(),
 )
-def test_the_best_of_all_are_those_of_a_sort(seed, size, users, block, data):
+def test_the_best_of_all_are_those_of_a_sort(seed, size, users, block, share, bias, data):
     random = np.random.default_rng(seed)
     k = data.draw(st.integers(1, size))
     queries, vectors = random.integers(-2, 3, (users, 2)), random.integers(-2, 3, (size, 2))
-    hidden = [random.integers(-1, size, random.integers(0, size + 2)) for _ in range(users)]
-    ragged = tf.RaggedTensor.from_row_lengths(
-        np.concatenate([np.zeros(0, np.int64), *hidden]), [len(each) for each in hidden]
+    hidden, raised = (
+        [random.integers(-1, size, random.integers(0, size + 2)) for _ in range(users)] for _ in range(2)
     )
+    allow = None if share is None else random.random(size) < share
     numbers, scores = top_items(
-        tf.constant(queries, tf.float32), tf.constant(vectors, tf.float32), k, without=ragged, block=block
+        tf.constant(queries, tf.float32),
+        tf.constant(vectors, tf.float32),
+        k,
+        leave_out=ragged(hidden),
+        allow=allow,
+        again=ragged(raised),
+        bias=tf.constant(bias, tf.float32),
+        block=block,
     )
     expected = (queries @ vectors.T).astype(np.float64)
-    for row, each in zip(expected, hidden, strict=True):
+    for row, each, more in zip(expected, hidden, raised, strict=True):
+        row[list(set(more[more >= 0]))] += bias
         row[each[each >= 0]] = -np.inf
+    if allow is not None:
+        expected[:, ~allow] = -np.inf
     order = np.argsort(-expected, axis=1, kind="stable")[:, :k]
     best = np.take_along_axis(expected, order, axis=1)
     np.testing.assert_array_equal(scores, best)
     np.testing.assert_array_equal(numbers, np.where(np.isinf(best), -1, order))
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**20), size=st.integers(1, 9), users=st.integers(0, 4), data=st.data())
+def test_the_first_of_a_ranking_are_those_that_a_user_does_not_leave_out(seed, size, users, data):
+    random, k = np.random.default_rng(seed), data.draw(st.integers(1, size))
+    catalogue = Catalogue(size, "model", FeatureConfig("item", dim=2))
+    counts, allow = random.integers(0, 3, size), random.random(size) < 0.7
+    catalogue.load({"keys": np.arange(size), "counts": counts, "marks": np.zeros(0, int)})
+    hidden = [random.integers(-1, size, random.integers(0, size + 2)) for _ in range(users)]
+    ranking = catalogue.most_popular(size, allow)
+    numbers, scores = top_of_ranking(ranking, k, ragged(hidden))
+    order = [number for number in np.argsort(-counts, kind="stable") if allow[number]]
+    for found, score, each in zip(numbers.numpy(), scores.numpy(), hidden, strict=True):
+        left = [number for number in order if number not in each][:k]
+        assert found.tolist() == [*left, *[-1] * (k - len(left))]
+        shares = (counts[left] + 1) / (counts[allow] + 1).sum()
+        np.testing.assert_allclose(np.exp(score), [*shares, *[0] * (k - len(left))], rtol=1e-5)
 
 
 ANY = FeatureConfig("item", dim=2, hash=True)
