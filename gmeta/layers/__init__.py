@@ -12,14 +12,14 @@ from gmeta.layers.embedding.table_config import TableConfig
 from gmeta.layers.exchange.recorded_lookups import record_lookups
 from gmeta.layers.mmoe import MMoE
 from gmeta.layers.networks import MLP
-from gmeta.layers.sequence.fuxi import FuXi
 from gmeta.layers.sequence.hstu import HSTU
+from gmeta.layers.sequence.stack import FuXi
 
 _MOVED = {
     "CollectionLookup": "gmeta.layers.embedding.collection",
     "EntityVector": "gmeta.layers.embedding.pooling",
     "ExpertBalance": "gmeta.layers.mmoe",
-    "FuXiBlock": "gmeta.layers.sequence.fuxi",
+    "FuXiBlock": "gmeta.layers.sequence.stack",
     "GroupLayerNorm": "gmeta.layers.sequence.hstu",
     "HSTUBlock": "gmeta.layers.sequence.hstu",
     "Kept": "gmeta.layers.sequence.reading",

@@ -25,7 +25,10 @@ from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod, TwoTowerMethod
 from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
-from gmeta.experiment.plan.search_space import (
+from gmeta.experiment.search import study as studies
+from gmeta.experiment.search.study import FILE_NAME, Measured, Search, Tunable, search_settings
+from gmeta.experiment.search.tunables import (
+    FAMILIES,
     Choice,
     cold_start_space,
     generative_space,
@@ -34,10 +37,7 @@ from gmeta.experiment.plan.search_space import (
     ranking_space,
     retrieval_space,
 )
-from gmeta.experiment.plan.search_space import put_setting as put
-from gmeta.experiment.search import study as studies
-from gmeta.experiment.search.study import FILE_NAME, Measured, Search, Tunable, search_settings
-from gmeta.experiment.search.tunables import FAMILIES
+from gmeta.experiment.search.tunables import put_setting as put
 from gmeta.meta import InnerLoop, Momentum
 from support.data_files import prepared_clicks
 

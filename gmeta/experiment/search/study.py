@@ -33,8 +33,8 @@ from gmeta.core.errors import GmetaError, NotFiniteError
 from gmeta.core.graph import gradients_released
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.terminal import Interrupts, remember_interrupts
-from gmeta.experiment.plan.search_space import Choice, Space, get_setting, put_setting
 from gmeta.experiment.search.trials import LEAST_GAIN, list_changes
+from gmeta.experiment.search.tunables import Choice, Space, get_setting, put_setting
 
 FILE_NAME = "study.db"
 _BEAT = 15  # seconds between heartbeats of a trial; without one for twice that time, it counts as killed

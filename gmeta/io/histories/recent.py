@@ -28,9 +28,16 @@ from gmeta.core.history_manifest import (
     user_shards,
 )
 from gmeta.core.schema import Column
-from gmeta.io.histories import recent_native as native
 from gmeta.io.histories.recent_journal import Journal
-from gmeta.io.histories.recent_segments import Segments
+from gmeta.io.histories.recent_segments import (
+    SIZES,
+    Flusher,
+    Segments,
+    describe_fault,
+    need,
+    recent_library,
+    refuse,
+)
 
 Values = NDArray[Any]
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -154,7 +161,7 @@ class RecentHistories:
             )
         self.store, self.history = Path(store), list(history)
         manifest = HistoryManifest.load(self.store, newest_generation(self.store))
-        self._form, self._library = EventForm.of(manifest), native.recent_library()
+        self._form, self._library = EventForm.of(manifest), recent_library()
         self._places = {column.name: place for place, column in enumerate(self._form.words)}
         columns = manifest.spec["columns"]
         self._hashed = {name for name in self._places if columns.get(name, {}).get("hash")}
@@ -178,8 +185,8 @@ class RecentHistories:
             *(group, len(chosen), described.ctypes.data),
             *(len(self.history), self._read.index(self._form.time)),
         )
-        native.need(self._handle)
-        flusher = native.Flusher(self, self._handle)
+        need(self._handle)
+        flusher = Flusher(self, self._handle)
         self._pack = struct.Struct("<" + "".join("f4x" if each else "q" for each in is_float)).pack
         names = [column.name for column in self._form.words[1:]]
         self._get = itemgetter(*names) if len(names) > 1 else lambda event: (event[names[0]],)
@@ -382,11 +389,11 @@ class RecentHistories:
         """Take snapshots; return the events of histories and of tails, and the address of the reader."""
         most = _MOST if longest is None else whole_number("longest", longest, least=1)
         for trial in range(2):
-            out = native.SIZES()
+            out = SIZES()
             fault = self._library.gmeta_recent_snapshot(self._handle, len(users), moments, most, out)
             if not fault:
                 return out
-            native.need(fault > 0)
+            need(fault > 0)
             # The generation may have been dropped since, after a newer one was committed.
             if trial or self.refresh() == out[1]:
                 break
@@ -430,7 +437,7 @@ class RecentHistories:
         shard = int(user_shards(np.array([user]), self._segments.shards)[0])
         return DataError(
             f"user {user}, stripe of {out[6]:,} bytes, in generation {out[1]}: "
-            f"{native.describe_fault('stripe', fault)}",
+            f"{describe_fault('stripe', fault)}",
             path=shard_files(generation_folder(self.store, out[4]), shard)[0],
             offset=out[5],
             advice="`gmeta history verify` finds all damage",
@@ -446,7 +453,7 @@ class RecentHistories:
             self._refuse(failure)
 
     def _refuse(self, failure: int) -> None:
-        native.refuse(failure, self._handle)
+        refuse(failure, self._handle)
 
     def _refuse_columns(self, given: Mapping[str, Any]) -> None:
         names = [name for name in self._places if name != self._form.user]

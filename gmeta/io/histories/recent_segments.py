@@ -1,13 +1,19 @@
-"""The segments of recent events, and the generation of the store that is read together with them."""
+"""The segments of recent events, and the generation of the store that is read together with them.
+
+Their native part (``io/history/recent_c_api.cc``) is called through ctypes.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 import warnings
+import weakref
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +27,156 @@ from gmeta.core.history_manifest import (
     folder_numbers,
     generation_folder,
     newest_generation,
+    read_index,
+    shard_files,
 )
-from gmeta.io.histories import recent_native as native
+from gmeta.core.native import FunctionTypes, load_functions
 from gmeta.io.histories.recent_journal import Journal, Segment, digest_of
+
+_FULL, _NOT_FINITE, _TOO_LATE = -2, -3, -4  # results beside -1, and the numbers of system errors
+
+SIZES = ctypes.c_int64 * 12
+"""The result of a snapshot: the events of histories and of tails, and the reader; or the request of a fault,
+the generation, 0, and the stripe: its group, file, offset, bytes, and more."""
+
+_POINTER, _NUMBER, _FAULT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_RECENT: FunctionTypes = {
+    "new": (_POINTER, [_NUMBER, _POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER, _NUMBER, _NUMBER]),
+    "free": (None, [_POINTER]),
+    "append": (_FAULT, [_POINTER, _NUMBER, _POINTER]),
+    "seal": (_FAULT, [_POINTER, ctypes.c_char_p, _FAULT, _POINTER, _POINTER]),
+    "sync": (_FAULT, [_POINTER]),
+    "replay": (_FAULT, [_POINTER, ctypes.c_char_p, _NUMBER, _POINTER]),
+    "export": (_NUMBER, [_POINTER, _NUMBER, _NUMBER, _POINTER]),
+    "events": (_NUMBER, [_POINTER]),
+    "bytes": (_NUMBER, [_POINTER]),
+    "generation_new": (_POINTER, [_NUMBER]),
+    "generation_free": (None, [_POINTER]),
+    "generation_shard": (_FAULT, [_POINTER, ctypes.c_char_p, _NUMBER]),
+    "generation_file": (_FAULT, [_POINTER, _NUMBER, ctypes.c_char_p]),
+    "switch": (_FAULT, [_POINTER, _POINTER, _NUMBER, _POINTER]),
+    "snapshot": (_FAULT, [_POINTER, _NUMBER, _POINTER, _NUMBER, _POINTER]),
+    "take": (None, [_POINTER, _NUMBER, _POINTER]),
+}
+_DESCRIBE: FunctionTypes = {
+    "describe_stripe": (ctypes.c_char_p, [_FAULT]),
+    "describe_index": (ctypes.c_char_p, [_FAULT]),
+}
+
+
+@functools.cache
+def recent_library() -> ctypes.CDLL:
+    """Load the library, and declare the types of its functions, ``gmeta_recent_*``.
+
+    Raises:
+      NativeLibraryError: It was never built, or is of another version.
+    """
+    load_functions("records", "gmeta_history_", _DESCRIBE)
+    return load_functions("records", "gmeta_recent_", _RECENT)
+
+
+def describe_fault(of: str, fault: int) -> str:
+    """Describe the native fault of a ``"stripe"`` or an ``"index"``."""
+    library = load_functions("records", "gmeta_history_", _DESCRIBE)
+    words: bytes = getattr(library, f"gmeta_history_describe_{of}")(fault)
+    return words.decode()
+
+
+def need(given: object) -> None:
+    """Refuse a result that stands for exhausted memory.
+
+    Raises:
+      MemoryError: The result is 0, False or None.
+    """
+    if not given:
+        raise MemoryError("no memory for recent events")
+
+
+def refuse(failure: int, handle: int) -> None:
+    """Raise the error of the result of a native function of some recent events, unless it is 0.
+
+    Raises:
+      DataError: An event has a value that no store takes.
+      GmetaError: The events take all their memory, or the journal can't be written.
+      MemoryError: Memory is exhausted.
+    """
+    if failure > 0:
+        raise GmetaError(f"can't write the journal of recent events: {os.strerror(failure)}")
+    if failure == _FULL:
+        library = recent_library()
+        events, taken = library.gmeta_recent_events(handle), library.gmeta_recent_bytes(handle)
+        raise GmetaError(
+            f"{events:,} recent events take {taken:,} bytes, the memory_limit: drain them, append the files "
+            "to the store, and refresh, or raise the limit"
+        )
+    if failure == _NOT_FINITE:
+        raise DataError("a number of an event is NaN or infinite in float32: leave the event out")
+    if failure == _TOO_LATE:
+        raise DataError(f"the time of an event must be below {2**63 - 1}: leave the event out")
+    need(not failure)
+
+
+def open_generation(store: Path, manifest: HistoryManifest) -> int:
+    """Load all indexes of a generation.
+
+    Returns:
+      The native handle, which ``gmeta_recent_switch`` takes.
+
+    Raises:
+      DataError: An index is damaged.
+    """
+    library = recent_library()
+    opened: int = library.gmeta_recent_generation_new(manifest.generation)
+    need(opened)
+    try:
+        for shard in range(len(manifest.shards)):
+            index = read_index(store, manifest, shard)
+            fault = library.gmeta_recent_generation_shard(opened, index, len(index))
+            need(fault >= 0)
+            if fault:
+                path = shard_files(generation_folder(store, manifest.generation), shard)[1]
+                raise DataError(
+                    describe_fault("index", fault),
+                    path=path,
+                    advice="restore the file, or drop this generation",
+                )
+            for number in manifest.reads:
+                path = shard_files(generation_folder(store, number), shard)[0]
+                need(library.gmeta_recent_generation_file(opened, number, os.fsencode(path)) >= 0)
+    except BaseException:
+        library.gmeta_recent_generation_free(opened)
+        raise
+    return opened
+
+
+class Flusher:
+    """Frees a native handle when its owner is gone, and until then flushes its log now and then.
+
+    Args:
+      owner: The Python object that uses the handle.
+      handle: The handle.
+    """
+
+    def __init__(self, owner: Any, handle: int) -> None:
+        self._handle, self._stop = handle, threading.Event()
+        self._thread: threading.Thread | None = None
+        weakref.finalize(owner, self._end)
+
+    def start(self, seconds: float) -> None:
+        """Flush the log each so many seconds; a failure is the error of the next append."""
+
+        def flush() -> None:
+            while not self._stop.wait(seconds):
+                recent_library().gmeta_recent_sync(self._handle)
+
+        self._thread = threading.Thread(target=flush, name="gmeta-recent-flush", daemon=True)
+        self._thread.start()
+
+    def _end(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        recent_library().gmeta_recent_free(self._handle)
 
 
 class Segments:
@@ -58,7 +211,7 @@ class Segments:
     ) -> None:
         self._store, self._handle, self._journal, self._always = store, handle, journal, always
         self._form, self._read, self._found = EventForm.of(manifest), read, manifest.find(read)
-        self._library, self._changes, self._closed = native.recent_library(), threading.Lock(), False
+        self._library, self._changes, self._closed = recent_library(), threading.Lock(), False
         self._segments: list[Segment] = []
         self._contained: list[tuple[int, int]] = []  # sequence numbers of events that the generation has
         self._inputs: dict[int, Collection[str]] = {}  # generation -> the digests of its files
@@ -171,11 +324,11 @@ class Segments:
         words = np.empty((segment.end - segment.begin, len(self._form.words)), np.int64)
         ends = (segment.begin, segment.end)
         found = self._library.gmeta_recent_export(self._handle, *ends, words.ctypes.data)
-        native.need(found >= 0)
+        need(found >= 0)
         return words[:found]  # fewer if the journal couldn't be flushed for an append
 
     def _refuse(self, failure: int) -> None:
-        native.refuse(failure, self._handle)
+        refuse(failure, self._handle)
 
     def _refresh(self) -> None:
         if newest_generation(self._store) != self.generation:
@@ -197,7 +350,7 @@ class Segments:
         done = [each for each in self._segments if each.digest in digests]
         contained = _join([*self._contained, *((each.begin, each.end) for each in done)])
         ranges = np.array(contained, np.int64).reshape(-1, 2)
-        opened = native.open_generation(self._store, manifest)
+        opened = open_generation(self._store, manifest)
         self._refuse(self._library.gmeta_recent_switch(self._handle, opened, len(ranges), ranges.ctypes.data))
         self.generation, self._contained, self.shards = newest, contained, len(manifest.shards)
         self._segments = [each for each in self._segments if each not in done]

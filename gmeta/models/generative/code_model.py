@@ -14,8 +14,7 @@ from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.semantic_ids import SemanticIds
 from gmeta.core.shares import splitmix64
 from gmeta.models.generative.code_tables import CodeTables
-from gmeta.models.generative.digit_decoder import Walk
-from gmeta.models.generative.searches import distinct, independent, likeliest, without_trie
+from gmeta.models.generative.digit_decoder import Walk, distinct, independent, likeliest, without_trie
 from gmeta.models.sequence.history_model import HistoryModel, ReadHistories, but_last
 from gmeta.ops import Jagged, jagged
 from gmeta.ops.trie_draws import TrieNoise

@@ -16,8 +16,7 @@ from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.models.generative.code_model import CodeModel, catalogue_of, depth_of, marks_of
 from gmeta.models.generative.code_tables import CodeTables, ids_config, ids_from_config
-from gmeta.models.generative.digit_decoder import CodeVectors
-from gmeta.models.generative.searches import of_items
+from gmeta.models.generative.digit_decoder import CodeVectors, of_items
 from gmeta.models.sequence.catalogue import Catalogue
 from gmeta.models.sequence.history_model import ReadHistories, but_first, but_last, check_times
 from gmeta.ops import Jagged, jagged

@@ -24,8 +24,8 @@ from gmeta.experiment.next_item.runs import load_catalogue, plan_catalogue, read
 from gmeta.experiment.next_item.served import Padded, in_tensorflow
 from gmeta.experiment.plan.generative_config import GenerativeMethod
 from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMethod
-from gmeta.experiment.plan.search_space import generative_space
 from gmeta.experiment.runs.run_folder import RunFolder
+from gmeta.experiment.search.tunables import generative_space
 from support.eager import eagerly
 from support.next_item import ITEMS, histories, write_events
 

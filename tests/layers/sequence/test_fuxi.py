@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmeta.core.errors import ConfigError
-from gmeta.layers.sequence.fuxi import FuXiBlock
+from gmeta.layers.sequence.stack import FuXiBlock
 from gmeta.ops import AttentionMask, Jagged
 from support.drawn_batches import draw_sequences
 from support.layer_parity import check_layer, own_name

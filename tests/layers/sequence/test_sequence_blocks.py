@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers import HSTU, FuXi
-from gmeta.layers.sequence.fuxi import FuXiBlock
 from gmeta.layers.sequence.hstu import HSTUBlock
+from gmeta.layers.sequence.stack import FuXiBlock
 from gmeta.ops import AttentionMask, Jagged
 from support.drawn_batches import draw_sequences
 

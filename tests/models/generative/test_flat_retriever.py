@@ -13,7 +13,7 @@ from gmeta.export import export_model
 from gmeta.export.signature import PADDING
 from gmeta.layers import HSTU, FuXi
 from gmeta.models import FlatRetriever
-from gmeta.models.generative.searches import of_items
+from gmeta.models.generative.digit_decoder import of_items
 from gmeta.ops import AttentionMask, jagged
 from gmeta.preprocess import semantic_ids
 from gmeta.reinforcement import GRPO, PolicyTraining, Rollouts

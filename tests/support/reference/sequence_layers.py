@@ -79,7 +79,7 @@ def hstu_block(
     return x + gated @ weights["output/kernel"] + weights.get("output/bias", 0)
 
 
-# `gmeta.layers.sequence.fuxi.FuXiBlock` in NumPy, a sequence and a head at a time, in the precision of its
+# `gmeta.layers.sequence.stack.FuXiBlock` in NumPy, a sequence and a head at a time, in the precision of its
 # inputs.
 
 

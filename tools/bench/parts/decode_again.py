@@ -6,8 +6,7 @@ from typing import Any
 
 from gmeta.models import FlatRetriever, GenerativeRetriever
 from gmeta.models.generative.code_model import SeenItems
-from gmeta.models.generative.digit_decoder import CodeWalk
-from gmeta.models.generative.searches import likeliest
+from gmeta.models.generative.digit_decoder import CodeWalk, likeliest
 from gmeta.ops import Jagged, jagged
 
 import tensorflow as tf
