@@ -39,7 +39,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from harness import Result, parser, report
+from harness import Result, parser, report, write
 from serving import ASKED, RATED, STEPS, samples
 from user_states import columns
 
@@ -141,10 +141,11 @@ def next_requests(_: int) -> dict[str, list[bytes]]:
 
 
 MODELS = {
-    "melu": (meta_learned, meta_requests),
-    "ranker": (ranker, ranker_requests),
-    "next": (next_item, next_requests),
+    "melu": ({"predict", "adapt", "predict_with"}, meta_learned, meta_requests),
+    "ranker": ({"score"}, ranker, ranker_requests),
+    "next": ({"recommend"}, next_item, next_requests),
 }
+"""Model -> its signatures that are measured, and the functions that export it and make requests."""
 
 
 @contextmanager
@@ -225,9 +226,11 @@ class Sender:
 
 
 def measure(given: Any, folder: Path) -> list[Result]:
-    """The figures of all signatures."""
-    results = []
-    for name, (export, made) in MODELS.items():
+    """The figures of all signatures; what is measured is written at once."""
+    results: list[Result] = []
+    for name, (signatures, export, made) in MODELS.items():
+        if given.only and not signatures & {*given.only}:
+            continue
         export(folder / name / "1")
         with served(folder / name, given.workers) as (port, process):
             sender, before = Sender(port), 0.0
@@ -249,6 +252,8 @@ def measure(given: Any, folder: Path) -> list[Result]:
                 sender.closed(requests, 0, given.requests)
                 results.append(Result(f"serving/load/{name}/memory/start", before, "MB"))
                 results.append(Result(f"serving/load/{name}/memory/end", memory(process), "MB"))
+            if given.json:
+                write(given.json, results)
     return results
 
 
