@@ -29,8 +29,7 @@ from gmeta.layers import FeatureConfig
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
 
 if TYPE_CHECKING:
-    from gmeta.models.sequence.next_item_model import NextItemModel
-    from gmeta.models.sequence.two_tower import TwoTower
+    from gmeta.models.sequence.history_model import HistoryModel
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -149,7 +148,7 @@ class NearestItems:
         self._probes = probes
 
     @classmethod
-    def of(cls, model: NextItemModel | TwoTower, **settings: Any) -> NearestItems:
+    def of(cls, model: HistoryModel, **settings: Any) -> NearestItems:
         """Build the index of a model's items, with its ids and the bias and scale of its scores.
 
         Args:
@@ -160,6 +159,8 @@ class NearestItems:
           >>> index = NearestItems.of(model)  # doctest: +SKIP
           >>> items, scores = index.search(model.predict(batch), 100)  # doctest: +SKIP
         """
+        if not hasattr(model, "item_vectors"):
+            raise ConfigError(f"{model.name} has no item_vectors: use its own search, `retrieve`")
         bias, temperature = getattr(model, "scaled_bias", 0.0), getattr(model, "temperature", 1.0)
         scores: dict[str, Any] = {"bias": float(bias), "scale": 1 / temperature}
         vectors = model.item_vectors().numpy()
@@ -280,9 +281,7 @@ class NearestItems:
             (staged / _MANIFEST).write_text(json.dumps(about, indent=1))
 
     @classmethod
-    def load(
-        cls, folder: str | os.PathLike[str], *, model: NextItemModel | TwoTower | None = None
-    ) -> NearestItems:
+    def load(cls, folder: str | os.PathLike[str], *, model: HistoryModel | None = None) -> NearestItems:
         """Load an index that `save` wrote. The vectors stay in their file, which is mapped.
 
         Args:
@@ -316,7 +315,7 @@ class NearestItems:
             found.check(model)
         return found
 
-    def check(self, model: NextItemModel | TwoTower) -> None:
+    def check(self, model: HistoryModel) -> None:
         """Check that the index is of a model's present vectors, up to the rounding of its processor.
 
         Raises:
