@@ -1,8 +1,8 @@
 """What a kept state saves: a request that is answered from it beside one that reads the whole history.
 
     python tools/bench/user_states.py
-    python tools/bench/user_states.py --dim 512 --blocks 3 --heads 8 --tokens 3000 --candidates 256
-    python tools/bench/user_states.py --kind next-item
+    python tools/bench/user_states.py --kind size --dim 512 --blocks 3 --heads 8 --tokens 3000
+    python tools/bench/user_states.py --kind next-item --dtypes bfloat16
     python tools/bench/user_states.py --kind quality --dim 64 --blocks 3 --heads 1 --json FILE
 
 Models are exported for stock TensorFlow; their signatures are called here without a network, and rounds take
@@ -13,6 +13,7 @@ grm         a `GRM` with biases of times and experts. `predict` takes contexts, 
 next-item   a `NextItemModel` with biases of times and ``places="from_start"``. `recommend` takes the
             history, `recommend_on` a state. from_end has ``places="from_end"``, whose states hold no keys
             and values
+size        the bytes of a `GRM`'s state of one user, of the formula and of what `read` returns
 quality     GAUC of a small `GRM` from states of each dtype beside that of whole sequences, on new users of a
             generated log (`gmeta.preprocess.synthetic.exposures`) with one page of exposures a user
 """
@@ -49,9 +50,9 @@ def columns(
     return {**found, f"{part}_time": tf.constant(times)}
 
 
-def measure_grm(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
-    """The figures of one dtype of states of a model that ranks exposures."""
-    model = gmeta.models.GRM.of(
+def make_grm(arguments: Any) -> gmeta.models.GRM:
+    """A model that ranks exposures."""
+    return gmeta.models.GRM.of(
         [FeatureConfig("city", dim=16), FeatureConfig("item", dim=64), FeatureConfig("action", dim=16)],
         contexts=["city"],
         history=["item", "action"],
@@ -62,6 +63,27 @@ def measure_grm(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
         heads=arguments.heads,
         max_length=arguments.tokens,
     )
+
+
+def measure_size(arguments: Any, dtypes: list[RowDtype]) -> list[Result]:
+    """The bytes of a state that was read, beside those of the formula."""
+    model, results = make_grm(arguments), []
+    history = columns("history", arguments.tokens, 1, 0, ["item", "action"], 0)
+    ragged = {
+        name.removeprefix("history_"): tf.RaggedTensor.from_tensor(each) for name, each in history.items()
+    }
+    batch = {"contexts": {"city": tf.zeros([1], tf.int64)}, "history": ragged}
+    for dtype in dtypes:
+        states = UserStates(model, dtype)
+        told = states.format.fixed_bytes + (arguments.tokens + 1) * states.format.token_bytes
+        size = len(states.read(batch).numpy()[0])
+        results.append(Result(f"user_states/{dtype}/bytes", size, "bytes", "formula", told))
+    return results
+
+
+def measure_grm(arguments: Any, dtype: RowDtype, rounds: int) -> list[Result]:
+    """The figures of one dtype of states of a model that ranks exposures."""
+    model = make_grm(arguments)
     form = UserStates(model, dtype).format
     users, tokens, width = arguments.users, arguments.tokens, arguments.candidates
     batches = []
@@ -165,7 +187,14 @@ def main() -> None:
     """Run the benchmark."""
     options = parser(__doc__)
     options.add_argument(
-        "--kind", choices=["grm", "next-item", "quality"], default="grm", help="what to measure"
+        "--kind", choices=["grm", "next-item", "quality", "size"], default="grm", help="what to measure"
+    )
+    options.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=get_args(RowDtype),
+        default=list(get_args(RowDtype)),
+        help="dtypes of states (default: all)",
     )
     for name, value, smallest, what in (
         ("dim", 256, 16, "the width of a token"),
@@ -176,11 +205,12 @@ def main() -> None:
         ("users", 1, 1, "users of a request"),
         ("seconds", 60, 1, "seconds of training a model, for quality"),
         ("seeds", 3, 1, "logs and models, for quality"),
+        ("log-users", 3000, 100, "users of a log, for quality"),
     ):
         small = value if "--smoke" not in sys.argv else smallest
         options.add_argument(f"--{name}", type=int, default=small, help=f"{what} (default: {value})")
     given = options.parse_args()
-    dtypes: tuple[RowDtype, ...] = get_args(RowDtype)
+    dtypes: list[RowDtype] = given.dtypes
     if given.kind == "quality":
         results = state_quality(given, dtypes, smoke=given.smoke)
         report(f"GRM of {given.blocks} blocks of {given.dim}: GAUC from states", results, given.json)
@@ -191,10 +221,12 @@ def main() -> None:
             for dtype in dtypes
             for result in measure_next_item(given, dtype, "from_start", given.rounds)
         ]
-        results += measure_next_item(given, "bfloat16", "from_end", given.rounds)
+        results += measure_next_item(given, dtypes[0], "from_end", given.rounds)
+    elif given.kind == "size":
+        results = measure_size(given, dtypes)
     else:
         results = [result for dtype in dtypes for result in measure_grm(given, dtype, given.rounds)]
-    asked = f", {given.candidates} candidates" if given.kind == "grm" else f", {ITEMS} items"
+    asked = f", {given.candidates} candidates" if given.kind == "grm" else ""
     title = (
         f"{given.users} users of {given.tokens} events{asked}; {given.blocks} blocks of {given.dim}, "
         f"{given.heads} heads"

@@ -29,8 +29,8 @@ def state_quality(given: Any, dtypes: Sequence[RowDtype], *, smoke: bool) -> lis
     """Train a model on each log, and measure it on the new users.
 
     Args:
-      given: ``dim``, ``blocks``, ``heads``, ``tokens``: the mean events of a user; ``seconds`` of training;
-        ``seeds``.
+      given: ``log_users``; ``dim``, ``blocks``, ``heads``; ``tokens``: the mean events of a user; ``seconds``
+        of training; ``seeds``.
       dtypes: The dtypes of states.
       smoke: Whether logs are small.
     """
@@ -38,7 +38,7 @@ def state_quality(given: Any, dtypes: Sequence[RowDtype], *, smoke: bool) -> lis
     for seed in range(given.seeds):
         log = ExposureConfig(
             seed=seed,
-            users=100 if smoke else 3000,
+            users=100 if smoke else given.log_users,
             mean_events=given.tokens,
             exposures=PAGE,
             page=PAGE,
