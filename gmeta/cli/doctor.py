@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import enum
 import importlib.metadata
 import os
 import platform
@@ -16,7 +15,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -35,34 +33,10 @@ from gmeta.core.collectives.place import (
     uses_horovod,
 )
 from gmeta.core.errors import ConfigError, NativeLibraryError
+from gmeta.core.terminal import Finding, Status
 from gmeta.core.version import DISTRIBUTIONS, WANTED, __version__, find_tensorflow
 
 _REINSTALL = "run `make setup` in a checkout, or `pip install .` in gmeta's source"
-
-
-class Status(enum.Enum):
-    """The outcome of a check."""
-
-    OK = "ok"
-    NOTE = "note"  # worth knowing; gmeta works without it
-    BROKEN = "BROKEN"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check.
-
-    Attributes:
-      subject: The thing that was checked, such as ``tensorflow`` or ``library ops``.
-      value: What was found.
-      status: Whether that is good.
-      remedy: What to do about it, if anything.
-    """
-
-    subject: str
-    value: str
-    status: Status = Status.OK
-    remedy: str | None = None
 
 
 def examine() -> list[Finding]:

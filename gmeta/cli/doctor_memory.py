@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from gmeta.checkpoint.chain import CheckpointReader
 from gmeta.checkpoint.contents import find_checkpoint, format_size
 from gmeta.checkpoint.manifest import TableEntry
-from gmeta.cli.doctor import Finding, Status
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import LOGICAL_SHARDS
+from gmeta.core.terminal import Finding, Status
 from gmeta.policies import Tiers
 
 # Finds the drive that would hold the rows of tables, and how many bytes they would take there.

@@ -1,11 +1,13 @@
-"""Terminal output of commands: progress bars, and tables of methods."""
+"""Terminal output of commands: progress bars, tables of methods, and findings of checks."""
 
 from __future__ import annotations
 
+import enum
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TypeVar
 
@@ -154,3 +156,28 @@ def method_table(title: str, header: Sequence[str], rows: Rows, kept: Sequence[s
         ]
         found.add_row(label, *texts)
     return found
+
+
+class Status(enum.Enum):
+    """The outcome of a check."""
+
+    OK = "ok"
+    NOTE = "note"  # worth knowing; gmeta works without it
+    BROKEN = "BROKEN"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+      subject: The thing that was checked, such as ``tensorflow`` or ``library ops``.
+      value: What was found.
+      status: Whether that is good.
+      remedy: What to do about it, if anything.
+    """
+
+    subject: str
+    value: str
+    status: Status = Status.OK
+    remedy: str | None = None

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from gmeta import ops, optimizers, policies
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.cli import doctor, doctor_memory, main
-from gmeta.cli.doctor import Finding, Status, parse_transports
+from gmeta.cli.doctor import parse_transports
 from gmeta.cli.doctor_memory import Drive, TableSize, judge, judge_gpu, read_sizes
 from gmeta.core import collectives, native
 from gmeta.core.collectives import place
 from gmeta.core.errors import ConfigError
+from gmeta.core.terminal import Finding, Status
 from support import warm
 
 
