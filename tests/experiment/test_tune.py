@@ -26,18 +26,24 @@ from gmeta.experiment.plan.next_item_config import NextItemConfig, NextItemMetho
 from gmeta.experiment.plan.ranking_config import RankingMethod
 from gmeta.experiment.plan.ranking_config import default_methods as ranking_methods
 from gmeta.experiment.search import study as studies
-from gmeta.experiment.search.study import FILE_NAME, Measured, Search, Tunable, search_settings
+from gmeta.experiment.search.study import (
+    FILE_NAME,
+    Choice,
+    Measured,
+    Search,
+    Tunable,
+    get_setting,
+    search_settings,
+)
+from gmeta.experiment.search.study import put_setting as put
 from gmeta.experiment.search.tunables import (
     FAMILIES,
-    Choice,
     cold_start_space,
     generative_space,
-    get_setting,
     next_item_space,
     ranking_space,
     retrieval_space,
 )
-from gmeta.experiment.search.tunables import put_setting as put
 from gmeta.meta import InnerLoop, Momentum
 from support.data_files import prepared_clicks
 

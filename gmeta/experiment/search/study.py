@@ -20,9 +20,9 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import optuna
@@ -34,7 +34,8 @@ from gmeta.core.graph import gradients_released
 from gmeta.core.settings import from_mapping, to_mapping
 from gmeta.core.terminal import Interrupts, remember_interrupts
 from gmeta.experiment.search.trials import LEAST_GAIN, list_changes
-from gmeta.experiment.search.tunables import Choice, Space, get_setting, put_setting
+
+M = TypeVar("M")
 
 FILE_NAME = "study.db"
 _BEAT = 15  # seconds between heartbeats of a trial; without one for twice that time, it counts as killed
@@ -42,7 +43,70 @@ _START, _ITSELF, _METHOD = "start", "itself", "method"
 _RANDOM = 8  # trials of a study, including the initial ones, before the sampler models the others
 
 
-# The definitions that a family of experiments makes.
+# The definitions that a family of experiments makes. A key names a setting by its path in the method, such as
+# "inner.learning_rate".
+
+
+@dataclass(frozen=True)
+class Range:
+    """A setting that is a number.
+
+    Attributes:
+      key: The setting.
+      least: The lowest value.
+      most: The highest value.
+      log: Whether values are drawn uniformly on the log scale.
+      whole: Whether the setting is a whole number.
+    """
+
+    key: str
+    least: float
+    most: float
+    log: bool = True
+    whole: bool = False
+
+    def round(self, value: float) -> float:
+        """Round the value for a settings file: to a whole number, or to three significant digits."""
+        return round(value) if self.whole else float(f"{value:.3g}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that is one of a few values.
+
+    Attributes:
+      key: The setting.
+      values: The values.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+
+    def round(self, value: Any) -> Any:
+        """Return the value."""
+        return value
+
+
+Space = Sequence[Range | Choice]
+
+
+def get_setting(method: Any, key: str) -> Any:
+    """Return a setting of a method.
+
+    Example:
+      >>> from gmeta.experiment.plan.experiment_config import MethodConfig
+      >>> get_setting(MethodConfig("MAML", "adapts", epochs=7), "epochs")
+      7
+    """
+    for name in key.split("."):
+        method = getattr(method, name)
+    return method
+
+
+def put_setting(method: M, key: str, value: Any) -> M:
+    """Return the method with a new value of a setting."""
+    name, _, rest = key.partition(".")
+    return replace(method, **{name: put_setting(getattr(method, name), rest, value) if rest else value})  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)

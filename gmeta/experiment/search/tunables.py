@@ -3,8 +3,6 @@
 A trial trains on training data and measures on validation data, as the choice in `gmeta train` does: for cold
 start, a third of the training tasks that stand for new ones (`gmeta.experiment.search.trials`); for the next
 item and for ranking, the validation part that chooses epochs. Test data aren't used.
-
-A key of a `Space` names a setting by its path in the method, ``"inner.learning_rate"``.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -39,74 +37,10 @@ from gmeta.experiment.ranking.examples import Parts
 from gmeta.experiment.ranking.plan import plan_ranking
 from gmeta.experiment.ranking.runs import trial_seconds
 from gmeta.experiment.runs.trainer import EndWhenInterrupted
-from gmeta.experiment.search.study import Measured, Report, Search, Tunable
+from gmeta.experiment.search.study import Choice, Measured, Range, Report, Search, Space, Tunable, get_setting
 from gmeta.experiment.search.trials import Trials, with_estimates
 from gmeta.io.reader_stats import data_errors
 from gmeta.models.zoo.factor_model import FactorSettings
-
-M = TypeVar("M")
-
-
-@dataclass(frozen=True)
-class Range:
-    """A setting that is a number.
-
-    Attributes:
-      key: The setting.
-      least: The lowest value.
-      most: The highest value.
-      log: Whether values are drawn uniformly on the log scale.
-      whole: Whether the setting is a whole number.
-    """
-
-    key: str
-    least: float
-    most: float
-    log: bool = True
-    whole: bool = False
-
-    def round(self, value: float) -> float:
-        """Round the value for a settings file: to a whole number, or to three significant digits."""
-        return round(value) if self.whole else float(f"{value:.3g}")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A setting that is one of a few values.
-
-    Attributes:
-      key: The setting.
-      values: The values.
-    """
-
-    key: str
-    values: tuple[Any, ...]
-
-    def round(self, value: Any) -> Any:
-        """Return the value."""
-        return value
-
-
-Space = Sequence[Range | Choice]
-
-
-def get_setting(method: Any, key: str) -> Any:
-    """Return a setting of a method.
-
-    Example:
-      >>> get_setting(MethodConfig("MAML", "adapts", epochs=7), "epochs")
-      7
-    """
-    for name in key.split("."):
-        method = getattr(method, name)
-    return method
-
-
-def put_setting(method: M, key: str, value: Any) -> M:
-    """Return the method with a new value of a setting."""
-    name, _, rest = key.partition(".")
-    return replace(method, **{name: put_setting(getattr(method, name), rest, value) if rest else value})  # type: ignore[type-var]
-
 
 # The space of each kind of method, which contains the settings that a search starts with.
 
