@@ -56,7 +56,7 @@ class _NoSampleError(Exception):
 class WarmUp:
     """Makes a small request for each signature of an export.
 
-    A request has one sample, with the id 0, the text "0" and the number 0, or what the user gives. Bytes that
+    A request has one sample, with the id 1, the text "1" and the number 1, or what the user gives. Bytes that
     one signature takes and another answers, such as ``weights_bytes``, are the other one's answer. Rows of
     external tables are absent.
 
@@ -148,7 +148,7 @@ class WarmUp:
             raise _NoSampleError(f"no signature answers {key}")
         shape = [1 if size is None else size for size in (spec.shape.as_list() if spec.shape.rank else [])]
         return (
-            np.full(shape, b"0", object) if spec.dtype == tf.string else np.zeros(shape, _numpy(spec.dtype))
+            np.full(shape, b"1", object) if spec.dtype == tf.string else np.ones(shape, _numpy(spec.dtype))
         )
 
 

@@ -58,8 +58,8 @@ def model():
 def test_a_request_of_one_sample_warms_each_signature(model, tmp_path):
     found = warmed(export_model(model, tmp_path / "1", label="click").folder)
     assert [*found] == ["serving_default"]
-    assert found["serving_default"]["city"].tolist() == [b"0"]
-    assert found["serving_default"]["tags"].tolist() == [[0]]
+    assert found["serving_default"]["city"].tolist() == [b"1"]
+    assert found["serving_default"]["tags"].tolist() == [[1]]
 
 
 def test_a_user_names_the_requests(model, tmp_path):
@@ -87,7 +87,7 @@ def test_wrong_requests_of_a_user_are_errors(given, told, model, tmp_path):
 
 def test_a_signature_that_refuses_the_sample_is_told_of(model, tmp_path):
     def picky(inputs):
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(inputs["x"] > 0), ["x is low"])]):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(inputs["x"] > 1), ["x is low"])]):
             return {"y": tf.identity(inputs["x"])}
 
     signatures = {"picky": Signature(picky, {"x": tf.TensorSpec([None], tf.float32)})}
@@ -97,7 +97,7 @@ def test_a_signature_that_refuses_the_sample_is_told_of(model, tmp_path):
     assert warmed(exported.folder) == {}
     with pytest.raises(ConfigError, match=r"warm_up\['picky'\] isn't answered: x is low"):
         export_model(model, tmp_path / "2", signatures=signatures, warm_up={"picky": {"x": [-1.0]}})
-    warm = export_model(model, tmp_path / "3", signatures=signatures, warm_up={"picky": {"x": [1.0]}})
+    warm = export_model(model, tmp_path / "3", signatures=signatures, warm_up={"picky": {"x": [2.0]}})
     assert [*warmed(warm.folder)] == ["serving_default", "picky"]
 
 
