@@ -251,7 +251,7 @@ def test_a_new_version_serves_once_it_is_warm_and_a_broken_one_never(exported, t
         ask(server.port, "predict", ASKED, version=1)
         shutil.copytree(folder / "1", tmp_path / "part")
         (tmp_path / "part").rename(folder / "3")
-        wait_for(lambda: server.told[-1] == "taste: version 3 serves; 4 warm-up requests answered")
+        wait_for(lambda: server.told[-1] == "taste: version 3 serves; 5 warm-up requests answered")
         assert states(server.port) == {3: 30}
         assert ask(server.port, "predict", ASKED, version=3)
         shutil.rmtree(folder / "3")  # back to the newest that is there, which is broken

@@ -225,7 +225,7 @@ def test_triton_adapts_and_predicts(triton, tmp_path):
     repository = tmp_path / "taste"
     assert triton_version(repository) == 1
     names = write_triton(exported.folder, repository, 1)
-    assert names == ["taste_adapt", "taste_predict", "taste_predict_with"]
+    assert names == [f"taste_{name}" for name in ("adapt", "adapt_many", "predict", "predict_with")]
     assert triton_version(repository) == 2
     adapts, predicts = (triton(repository / f"taste_{name}", 1) for name in ("adapt", "predict_with"))
     assert adapts.tensors == {
