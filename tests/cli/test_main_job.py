@@ -65,15 +65,21 @@ def test_a_trained_run_is_exported_to_the_next_version(folder, trained):
         result = gmeta("export", "--run", "run", "--out", "models/melu", folder=folder)
         assert result.returncode == 0, result.stderr
         *signatures, note, last = result.stdout.splitlines()
-        assert [line.partition(": ")[0] for line in signatures] == ["predict", "adapt", "predict_with"]
+        assert [line.partition(": ")[0] for line in signatures] == [
+            "predict",
+            "adapt",
+            "adapt_many",
+            "predict_with",
+        ]
         assert signatures[0].startswith("predict: year int64 [null], genre int64 [null, null], ")
         assert signatures[1].endswith(", label float32 [null] -> weights_bytes string []")
-        assert signatures[2].endswith(", weights_bytes string [] -> rating float32 [null]")
+        assert signatures[2].endswith(" -> weights_bytes string [null]")
+        assert signatures[3].endswith(", weights_bytes string [] -> rating float32 [null]")
         assert note.startswith("note: `predict` answers by the shared weights, which maml teaches to adapt")
         assert last.startswith(f"exported: models/melu/{version}, ")
     result = gmeta("export", "--run", "run", "--for", "triton", "--out", "models/triton", folder=folder)
     assert result.returncode == 0, result.stderr
-    names = [f"triton_{name}" for name in ("adapt", "predict", "predict_with")]
+    names = [f"triton_{name}" for name in ("adapt", "adapt_many", "predict", "predict_with")]
     assert f"exported: models/triton, version 1 of {', '.join(names)}, " in result.stdout
     assert sorted(path.name for path in (folder / "models/triton").iterdir()) == names
     assert (folder / "models/triton/triton_adapt/1/saved_model/saved_model.pb").exists()

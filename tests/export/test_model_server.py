@@ -139,7 +139,7 @@ def test_numbers_may_come_as_bytes_and_equal_ones_once(server):
 
 
 REFUSED = {
-    "no signature": (lambda: ("nope", ASKED), {}, "NOT_FOUND", "there are adapt, predict, predict_with"),
+    "no signature": (lambda: ("nope", ASKED), {}, "NOT_FOUND", "there are adapt, adapt_many, predict"),
     "a model": (lambda: ("predict", ASKED), {"name": "x"}, "NOT_FOUND", "no model 'x': 'taste' is served"),
     "a version": (lambda: ("predict", ASKED), {"version": 9}, "NOT_FOUND", "version 9 isn't served: 1 is"),
     "a dtype": (
@@ -218,7 +218,7 @@ def test_the_signatures_are_described(server):
     (field,) = response.metadata
     found = messages()["SignatureDefMap"].FromString(field.value.value)
     definitions = {e.key: meta_graph_pb2.SignatureDef.FromString(e.value) for e in found.signature_def}
-    assert {*definitions} == {"serving_default", "predict", "adapt", "predict_with"}
+    assert {*definitions} == {"serving_default", "predict", "adapt", "adapt_many", "predict_with"}
     assert definitions["adapt"].inputs["label"].dtype == tf.float32.as_datatype_enum
     code, _ = refusal(lambda: sent(server.port, method, b""))
     assert code == "INVALID_ARGUMENT"
