@@ -147,9 +147,7 @@ class WarmUp:
         if key.endswith(_BYTES):
             raise _NoSampleError(f"no signature answers {key}")
         shape = [1 if size is None else size for size in (spec.shape.as_list() if spec.shape.rank else [])]
-        return (
-            np.full(shape, b"1", object) if spec.dtype == tf.string else np.ones(shape, _numpy(spec.dtype))
-        )
+        return np.full(shape, b"1", object) if spec.dtype == tf.string else np.ones(shape, _numpy(spec.dtype))
 
 
 def _numpy(dtype: tf.DType) -> Any:
