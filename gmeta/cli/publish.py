@@ -119,9 +119,9 @@ def export_command(
     hashed, and returns the likeliest items with their scores, texts and titles. For a run for ranking it
     has one, `predict`: it takes the columns of rows and returns their scores. For a run for cold start it
     has four: `predict` takes the features of samples and predicts with the shared weights; `adapt` takes a
-    new task's samples with their labels and returns the adapted weights, as bytes to store, and
-    `adapt_many` those of many tasks; `predict_with` takes features and those bytes. Clients send a feature with several ids per sample as a matrix whose
-    rows are padded with -1. OUT/VERSION appears whole or not at all.
+    new task's samples with their labels and returns the adapted weights, as bytes to store, and `adapt_many`
+    those of many tasks; `predict_with` takes features and those bytes. Clients send a feature with several
+    ids per sample as a matrix whose rows are padded with -1. OUT/VERSION appears whole or not at all.
     """
     given = {name: value for name, value in context.params.items() if name not in ("server", "out")}
     if server == "tensorflow-serving":

@@ -38,6 +38,7 @@ from gmeta.ops.table.portable_tables import weights_change
 # A graph writes that header by joining strings. It reads a header by finding entries with regular
 # expressions, so it accepts one from any writer that, like the library, writes no spaces.
 
+_BETWEEN = ']},"'  # ends a tensor's entry, and begins the name of the next
 _DTYPES = {tf.float32: "F32", tf.float16: "F16", tf.int64: "I64"}
 
 
@@ -103,12 +104,13 @@ class Decoder:
         self._data = data
         self._start = 8 + tf.where(inside, length, 0)
         header = _slice(data, tf.constant(8, tf.int64), self._start)
+        # No text of JSON has an unescaped quote, so this splits between the entries of tensors alone.
+        self._entries = tf.raw_ops.StringSplitV2(input=header[tf.newaxis], sep=_BETWEEN).values
         # The header lists tensors in the file's order, so the last entry gives the end of the file.
         last = r'(?s).*"data_offsets":\[\d+,(\d+)\]\}.*'
         some = tf.strings.regex_full_match(header, last)
-        end = tf.strings.to_number(
-            tf.where(some, tf.strings.regex_replace(header, last, r"\1"), "0"), tf.int64
-        )
+        end = tf.where(some, tf.strings.regex_replace(self._entries[-1], last, r"\1"), "0")
+        end = tf.strings.to_number(end, tf.int64)
         header = self._check(header, rest - length >= end, "is cut")
         self._header = self._check(header, rest - length <= end, "has bytes behind its end")
 
@@ -146,15 +148,14 @@ class Decoder:
         stored = "I64" if dtype == tf.int64 else "F32|F16"
         dims = ",".join(r"\d+" if dim is None else str(dim) for dim in shape.as_list())
         pattern = (
-            rf'(?s).*{re.escape(_json(name))}:\{{"dtype":"({stored})","shape":\[{dims}\],'
-            rf'"data_offsets":\[(\d+),(\d+)\]\}}.*'
+            rf'(?s)(?:\{{"__metadata__":.*\}},"|\{{")?{re.escape(_json(name)[1:])}:\{{"dtype":"({stored})",'
+            rf'"shape":\[{dims}\],"data_offsets":\[(\d+),(\d+)(?:\]\}}\}}\s*)?'
         )
-        header = self._check(
-            self._header,
-            tf.strings.regex_full_match(self._header, pattern),
-            f"has no {name} of shape {shape}",
-        )
-        kind, begin, end = (tf.strings.regex_replace(header, pattern, rf"\{group}") for group in (1, 2, 3))
+        with tf.control_dependencies([self._header]):  # failures of earlier checks are reported first
+            fits = tf.strings.regex_full_match(self._entries, pattern)
+        entry = self._check(self._entries, tf.reduce_any(fits), f"has no {name} of shape {shape}")
+        entry = tf.gather(entry, tf.argmax(tf.cast(fits, tf.int32)))
+        kind, begin, end = (tf.strings.regex_replace(entry, pattern, rf"\{group}") for group in (1, 2, 3))
         begin, end = (tf.strings.to_number(number, tf.int64) for number in (begin, end))
         whole = self._start + end <= tf.cast(tf.strings.length(self._data), tf.int64)
         data = self._check(self._data, whole & (begin <= end), "is cut")
