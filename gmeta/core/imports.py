@@ -84,6 +84,7 @@ EXTRAS = {
     "jinja2": "report",
     "cloudpickle": "workers",
     "optuna": "tune",
+    "faiss": "nearest",
     "prometheus_client": "online",
     "confluent_kafka": "online",
 }

@@ -86,11 +86,12 @@ def test_only_imports_of_gmetas_own_are_answered(monkeypatch: pytest.MonkeyPatch
 
 def test_the_extras_are_those_of_the_project() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    names = {"sklearn": "scikit-learn"}
+    names = {"sklearn": "scikit-learn", "faiss": "faiss-cpu"}
     for package, extra in EXTRAS.items():
         name = names.get(package, package.replace("_", "-"))
         assert any(line.startswith(name) for line in extras[extra]), package
-    assert extras["all"] == [f"gmeta[{','.join(dict.fromkeys(EXTRAS.values()))}]"]
+    every = [*dict.fromkeys(EXTRAS.values()), "serve"]  # gRPC, which TensorFlow brings along
+    assert extras["all"] == [f"gmeta[{','.join(every)}]"]
 
 
 def test_a_submodule_loads_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

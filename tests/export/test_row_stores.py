@@ -97,7 +97,7 @@ def content(url):
                 found[table.decode(), int.from_bytes(number, "big", signed=True)] = value[8:]
         store.close()
         return found
-    store = RedisRows(url)._client
+    store = RedisRows(url)._redis.client
     prefix = url.rpartition("/")[2].encode()
     keys = [key for key in store.scan_iter(count=1000) if key.startswith(prefix + b":") and key[-1:] != b"}"]
     values = getattr(store, "mget_nonatomic", store.mget)(keys) if keys else []
@@ -144,7 +144,7 @@ def test_a_delivery_that_is_killed_anywhere_resumes(published, redis_url, every)
     def deliver_and_kill(folder):
         nonlocal killed
         store = row_store(redis_url)
-        left, do = int(random.integers(every, BUCKETS * 2 + every)), store._client.eval
+        left, do = int(random.integers(every, BUCKETS * 2 + every)), store._redis.client.eval
 
         def some(*words):
             nonlocal left
@@ -153,7 +153,7 @@ def test_a_delivery_that_is_killed_anywhere_resumes(published, redis_url, every)
                 raise KilledError
             return do(*words)
 
-        store._client.eval = some
+        store._redis.client.eval = some
         try:
             return catch_up_rows(folder, store, say=str)
         except KilledError:
@@ -256,7 +256,7 @@ def test_rows_of_another_stream_or_program_are_refused(published, tmp_path, url)
         with pytest.raises(StoreError, match="something other than rows"):
             deliver(folder, [f"rocksdb://{tmp_path}/foreign"], say=str)
     else:
-        client = RedisRows(url)._client
+        client = RedisRows(url)._redis.client
         client.set(f"{tmp_path.name}:{{3}}", b"something")
         client.close()
         with pytest.raises(StoreError, match="b'something' isn't a position"):
