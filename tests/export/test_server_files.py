@@ -119,7 +119,7 @@ def test_rows_of_external_tables_are_absent_in_requests(model, tmp_path):
     found = warmed(export_model(model, tmp_path / "1", external="all").folder)
     assert {*found} == {"serving_default", "serving_default_ids"}
     asked = found["serving_default"]
-    assert asked["tags_ids"].tolist() == [0]
+    assert asked["tags_ids"].tolist() == [1]
     assert asked["tags_rows"].tolist() == [b""]
 
 
