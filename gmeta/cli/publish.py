@@ -13,6 +13,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,9 +124,29 @@ def export_command(
     those of many tasks; `predict_with` takes features and those bytes. Clients send a feature with several
     ids per sample as a matrix whose rows are padded with -1. OUT/VERSION appears whole or not at all.
     """
-    given = {name: value for name, value in context.params.items() if name not in ("server", "out")}
+    from gmeta.experiment.runs.run_folder import RunFolder
+
+    run = RunFolder(run_path)
+    refuse_options(context, _OF_FAMILY, run.family)
+    common: dict[str, Any] = {"method": method, "seed": seed, "row_dtype": row_dtype}
+    write: Callable[..., Exported]
+    if run.family == "ranking":
+        from gmeta.experiment.ranking.served import export_ranking
+
+        write = partial(export_ranking, run, **common)
+    elif run.family in ("next-item", "retrieval"):
+        from gmeta.experiment.next_item.served import export_catalogue
+
+        write = partial(
+            export_catalogue, run, k=k, leave_out_seen=None if seen is None else not seen, **common
+        )
+    else:
+        from gmeta.experiment.runs.all_runs import export_run
+
+        common |= {"unknown": unknown, "steps": steps, "dtype": dtype, "stale": stale}
+        write = partial(export_run, run, **common)
     if server == "tensorflow-serving":
-        exported = _export(context, out=out, **given)
+        exported = write(out, version=model_version)
         last = f"exported: {exported.folder}"
     else:
         from gmeta.export.server_files import triton_version, write_triton
@@ -133,7 +154,7 @@ def export_command(
         version = model_version or triton_version(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-            exported = _export(context, out=Path(folder, "model"), **{**given, "model_version": 1})
+            exported = write(Path(folder, "model"), version=1)
             names = write_triton(exported.folder, out, version)
         last = f"exported: {out}, version {version} of {', '.join(names)}"
     for signature, inputs in exported.signatures.items():
@@ -141,59 +162,6 @@ def export_command(
     for note in exported.notes:
         click.echo(f"note: {note}")
     click.echo(f"{last}, {exported.rows:,} embedding rows")
-
-
-def _export(
-    context: click.Context,
-    run_path: Path,
-    out: Path,
-    method: str | None,
-    seed: int | None,
-    model_version: int | None,
-    unknown: Literal["initial", "zeros"],
-    steps: int | None,
-    dtype: Literal["float32", "float16"],
-    row_dtype: RowDtype,
-    stale: Literal["refuse", "apply"],
-    k: int,
-    seen: bool | None,
-) -> Exported:
-    """Write a run's model as a SavedModel, by its family."""
-    from gmeta.experiment.runs.all_runs import export_run
-    from gmeta.experiment.runs.run_folder import RunFolder
-
-    run = RunFolder(run_path)
-    family = run.family
-    refuse_options(context, _OF_FAMILY, family)
-    if family == "ranking":
-        from gmeta.experiment.ranking.served import export_ranking
-
-        return export_ranking(run, out, method=method, seed=seed, version=model_version, row_dtype=row_dtype)
-    if family in ("next-item", "retrieval"):
-        from gmeta.experiment.next_item.served import export_catalogue
-
-        return export_catalogue(
-            run,
-            out,
-            method=method,
-            seed=seed,
-            version=model_version,
-            k=k,
-            leave_out_seen=None if seen is None else not seen,
-            row_dtype=row_dtype,
-        )
-    return export_run(
-        run,
-        out,
-        method=method,
-        seed=seed,
-        version=model_version,
-        unknown=unknown,
-        steps=steps,
-        dtype=dtype,
-        stale=stale,
-        row_dtype=row_dtype,
-    )
 
 
 def _list(tensors: Mapping[str, str]) -> str:

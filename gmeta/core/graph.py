@@ -247,24 +247,26 @@ def gradients_released(graphs: Sequence[tf.Graph] | None = None) -> Iterator[Non
         yield
     finally:
         made = [name for name in registry if name not in before and name.startswith("CustomGradient-")]
-        mine = made if graphs is None else _gradients_of({id(graph): graph for graph in graphs})
+        mine = made if graphs is None else _gradients_of(graphs)
         for name in made:
             if name in mine:
                 registry.pop(name, None)
 
 
-def _gradients_of(graphs: dict[int, tf.Graph]) -> set[str]:
+def _gradients_of(graphs: Sequence[tf.Graph]) -> set[str]:
     """Return the names of gradients that graphs and the functions that they call refer to."""
     names: set[str] = set()
-    ahead = list(graphs.values())
+    seen: set[int] = set()
+    ahead = list(graphs)
     while ahead:
         graph = ahead.pop()
+        if id(graph) in seen:
+            continue
+        seen.add(id(graph))
         for op in graph.get_operations():
             if op.type == "IdentityN" and "_gradient_op_type" in op.node_def.attr:
                 names.add(op.get_attr("_gradient_op_type").decode())
-        inner = {id(each.graph): each.graph for each in graph._functions.values()}
-        ahead += [each for key, each in inner.items() if key not in graphs]
-        graphs = graphs | inner
+        ahead += [each.graph for each in graph._functions.values()]
     return names
 
 

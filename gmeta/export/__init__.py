@@ -5,6 +5,9 @@
 - `sequence_models` has the signatures of models over histories, and of states that keep what was read of
   these, for which `servers` has `StateCache`; `derived` computes the vectors of a catalogue
   that these hold, at export and for each delta.
+- `model_server` serves exports by stock TensorFlow (`gmeta serve`), and `server_files` writes what servers
+  need beside a SavedModel: warm-up requests, and model repositories of Triton.
+- `adapted_users` keeps users' adapted weights in a store, and adapts users again whose samples have changed.
 - `publisher` publishes a model while it trains: `model_deltas` encodes what has changed, `published_folder`
   names, lists and compacts the files, `delta_signatures` applies them in a server, and `delivery` sends them.
 - `external_rows` makes signatures that take rows of tables larger than a server; `row_stores` holds these in

@@ -270,8 +270,10 @@ class AdaptedUsers:
         """Adapt the users that have changed since their weights were made.
 
         Args:
-          most: The most users; None: all.
+          most: The most users, from 1 on; None: all.
         """
+        if most is not None:
+            whole_number("AdaptedUsers.refresh: most", most, least=1)
         adapted, diverged = 0, list[str]()
         while True:
             left = self._at_once if most is None else min(self._at_once, most - adapted - len(diverged))
@@ -283,20 +285,19 @@ class AdaptedUsers:
             self._store.write(_WEIGHTS, found)
             self._store.mark(names, changed=False)
             adapted += len(found)
-            diverged += [user for user in names if not answers[user]]
+            diverged += [user for user, data in answers.items() if not data]
 
     def _answers(self, names: Sequence[str]) -> dict[str, bytes]:
-        documents = [
-            self._document(user, data)
-            for user, data in zip(names, self._store.read(_SAMPLES, names), strict=True)
-        ]
+        """Adapt users. One without samples, whose `observe` was cut short, has no answer."""
+        held = dict(zip(names, self._store.read(_SAMPLES, names), strict=True))
+        documents = {user: self._document(user, data) for user, data in held.items() if data is not None}
         given = {
-            name: tf.constant(_column([document.get(name, ()) for document in documents], spec))
+            name: tf.constant(_column([document[name] for document in documents.values()], spec))
             for name, spec in self._specs.items()
         }
-        counts = [len(document.get(LABEL, ())) for document in documents]
+        counts = [len(document[LABEL]) for document in documents.values()]
         answers = self._adapt(**given, **{PER_USER: tf.constant(counts, tf.int64)})[WEIGHTS]
-        return dict(zip(names, answers.numpy().tolist(), strict=True))
+        return dict(zip(documents, answers.numpy().tolist(), strict=True))
 
     def readapt(self) -> None:
         """Mark all users as changed, so that `refresh` adapts them: for a new version of the model."""

@@ -26,7 +26,7 @@ from gmeta.models.meta.fast_weights import (
 )
 from gmeta.models.meta.task_losses import check_compiled
 from gmeta.models.meta.task_view import row_names
-from gmeta.ops.table.portable_tables import weights_change
+from gmeta.ops.table.portable_tables import bytes_of_words, weights_change
 
 # Encodes and decodes the safetensors format with TensorFlow ops, for graphs that run without Python.
 #
@@ -198,9 +198,6 @@ def _shape_and_bytes(tensor: tf.Tensor | tf.RaggedTensor) -> tuple[tf.Tensor, tf
 def _bytes(tensor: tf.Tensor | tf.RaggedTensor, sizes: tf.Tensor) -> tf.Tensor:
     """Return the bytes of each file's numbers, (files,) string.
 
-    TensorFlow has ``decode_raw`` but not its reverse. ``encode_proto`` writes floats as their four bytes, so
-    all numbers are given as floats of the same bits, behind a tag that is cut off.
-
     Args:
       tensor: As for `encode`.
       sizes: (files,) int64, the number of these bytes.
@@ -211,17 +208,10 @@ def _bytes(tensor: tf.Tensor | tf.RaggedTensor, sizes: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(tensor, [files, width])
     if tensor.dtype.size == 2:
         flat = tf.reshape(tf.pad(flat, [[0, 0], [0, width % 2]]), [files, (width + 1) // 2, 2])
-    words = tf.bitcast(flat, tf.float32)
+    words = tf.bitcast(flat, tf.int32)
     if tensor.dtype.size == 8:
         words = tf.reshape(words, [files, 2 * width])
-    counts = tf.cast((sizes + 3) // 4, tf.int32)
-    message = tf.raw_ops.EncodeProto(
-        sizes=counts[:, tf.newaxis],
-        values=[words],
-        field_names=["float_val"],
-        message_type="tensorflow.TensorProto",
-    )
-    return tf.strings.substr(message, tf.cast(-4 * counts, tf.int64), sizes)  # from the end
+    return bytes_of_words(words, sizes)
 
 
 WEIGHTS = "weights_bytes"

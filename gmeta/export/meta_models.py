@@ -93,7 +93,7 @@ def meta_signatures(
     taken = sorted({LABEL, WEIGHTS, PER_USER} & set(inputs))
     if taken:
         raise ConfigError(
-            f"{', '.join(taken)} can't be the name of a feature: `adapt` and `predict_with` use it"
+            f"{', '.join(taken)} can't be the name of a feature: a signature has an input of that name"
         )
 
     def answers(outputs: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -172,7 +172,7 @@ def _check(columns: dict[str, Any]) -> dict[str, Any]:
 
 def _check_counts(counts: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     samples, total = tf.shape(labels, tf.int64)[0], tf.reduce_sum(counts)
-    told = [f"{PER_USER} must be 0 or more and add up to", samples, "the samples, but add up to", total]
+    told = [f"{PER_USER} must be 0 or more and add up to the number of samples,", samples, "not to", total]
     return assert_first(counts, (total == samples) & tf.reduce_all(counts >= 0), told)
 
 

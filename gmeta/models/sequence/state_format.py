@@ -29,8 +29,8 @@ from gmeta.core.row_formats import RowDtype, RowFormat
 from gmeta.layers import EmbeddingCollection
 from gmeta.layers.sequence.reading import Kept, Reading
 from gmeta.models.meta.fast_weights import weights_digest
-from gmeta.ops import Jagged, jagged
-from gmeta.ops.table.portable_tables import decode_rows, pack_rows
+from gmeta.ops import jagged
+from gmeta.ops.table.portable_tables import bytes_of_words, decode_rows, pack_rows
 
 _MAGIC = int.from_bytes(b"gmS\1", "little")
 _HEADER = 8
@@ -229,8 +229,10 @@ class StateFormat:
                 words = pack_rows(form, tf.reshape(tf.cast(flat, tf.float32), [-1, form.dim]))
                 words = tf.bitcast(words, tf.int32)
                 columns.append(tf.reshape(words, [-1, self._heads * form.width]))
-        offsets = tf.concat([[0], tf.cumsum(lengths)], axis=0)
-        return _bytes_of_rows(Jagged(tf.concat(columns, axis=1), offsets))
+        rows = tf.RaggedTensor.from_row_lengths(tf.concat(columns, axis=1), lengths, validate=False)
+        words = rows.to_tensor(shape=[None, None, self._token])
+        flat = tf.reshape(words, [tf.size(lengths), tf.shape(words)[1] * self._token])
+        return bytes_of_words(flat, lengths * self.token_bytes)
 
     def _head(self, content: StateContent, lengths: tf.Tensor) -> tf.Tensor:
         """Encode what stands before the tokens, (users,) string."""
@@ -241,8 +243,8 @@ class StateFormat:
             *(tf.bitcast(each, tf.int32) for each in (content.checksums, lengths)),
             tf.bitcast(tf.cast(content.vector, tf.float32), tf.int32),
         ]
-        one_each = tf.range(tf.cast(users, tf.int64) + 1)
-        return _bytes_of_rows(Jagged(tf.concat(words, axis=1), one_each))
+        size = tf.constant(self.fixed_bytes - 4 * _SEAL, tf.int64)
+        return bytes_of_words(tf.concat(words, axis=1), tf.fill([users], size))
 
     @staticmethod
     def _seal(head: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
@@ -263,32 +265,15 @@ class StateFormat:
         return assert_first(value, tf.size(bad) == 0, told, summarize=8)
 
 
-def _bytes_of_rows(rows: Jagged) -> tf.Tensor:
-    """Return the bytes of each sequence's rows (n, width) int32, (sequences,) string."""
-    # TensorFlow has decode_raw but not its reverse; a serialized tensor ends with these bytes.
-    width = rows.values.shape[1]
-
-    def of_one(begin_end: tf.Tensor) -> tf.Tensor:
-        own = rows.values[begin_end[0] : begin_end[1]]
-        size = 4 * width * tf.cast(begin_end[1] - begin_end[0], tf.int32)
-        serialized = tf.io.serialize_tensor(own)
-        return tf.strings.substr(serialized, tf.strings.length(serialized) - size, size)
-
-    spans = tf.stack([rows.offsets[:-1], rows.offsets[1:]], axis=1)
-    return tf.map_fn(of_one, spans, fn_output_signature=tf.TensorSpec([], tf.string))
-
-
 def as_words(digest: tf.Tensor) -> tf.Tensor:
     """Return a digest (8,) uint8 as (2,) int32."""
     return tf.bitcast(tf.reshape(digest, [2, 4]), tf.int32)
 
 
-_EVERY_BYTE = [bytes([byte]) for byte in range(256)]
-
-
 def _digits(digests: tf.Tensor) -> tf.Tensor:
     """Return (n, 8) uint8 as strings (n,)."""
-    return tf.strings.reduce_join(tf.gather(tf.constant(_EVERY_BYTE), tf.cast(digests, tf.int32)), axis=1)
+    words = tf.bitcast(tf.reshape(digests, [-1, 2, 4]), tf.int32)
+    return bytes_of_words(words, tf.fill(tf.shape(words)[:1], tf.constant(8, tf.int64)))
 
 
 class KeptStates:

@@ -147,6 +147,26 @@ def decode_rows(form: RowFormat, words: tf.Tensor) -> tf.Tensor:
     return _numbers(form, words[:, 1:], tf.int8) * tf.bitcast(words[:, :1], tf.float32)
 
 
+def bytes_of_words(words: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    """Return the first bytes of each row of words, little endian, (n,) string.
+
+    TensorFlow has ``decode_raw`` but not its reverse. ``encode_proto`` writes floats as their four bytes, so
+    words are given as floats of the same bits, behind a tag that is cut off.
+
+    Args:
+      words: (n, width) int32.
+      sizes: (n,) int64, how many bytes of each row to return.
+    """
+    counts = (sizes + 3) // 4
+    message = tf.raw_ops.EncodeProto(
+        sizes=tf.cast(counts, tf.int32)[:, tf.newaxis],
+        values=[tf.bitcast(words, tf.float32)],
+        field_names=["float_val"],
+        message_type="tensorflow.TensorProto",
+    )
+    return tf.strings.substr(message, -4 * counts, sizes)  # from the end
+
+
 def pack_rows(form: RowFormat, rows: tf.Tensor) -> tf.Tensor:
     """Compute the (n, width) words of (n, dim) finite float32 rows, as `RowFormat.encode` does."""
     if form.dtype == "float32":
