@@ -147,6 +147,8 @@ def test_a_process_that_ends_anywhere_leaves_no_user_behind(served, ends, users)
         assert_adapted(model, after, log)
     else:
         assert store.read("samples", users) == [None] * len(users)
+        assert after.refresh() == (0, ())
+        assert after.weights(users) == [None] * len(users)
 
 
 def test_a_user_that_diverges_keeps_its_weights_and_is_named(served):
