@@ -405,10 +405,19 @@ def _mix_all(x: tf.Tensor, gates: tf.Tensor, kernels: Sequence[Any], biases: Seq
         # Not tf.matmul: mapped over tasks it would broadcast, and with one expert oneDNN's broadcast writes
         # outside of its memory.
         hidden = tf.einsum("enh,ehk->enk" if layer else "nd,edh->enh", hidden, kernel)
-        hidden = tf.nn.relu(hidden + tf.expand_dims(bias, 1))
+        hidden = tf.nn.relu(hidden + _per_sample(bias, hidden))
     # Sums and not products of small matrices, which a GPU would compute one sample after another; in float32,
     # as a matrix product has them.
     wide = tf.cast(hidden, tf.float32) if hidden.dtype.size < 4 else hidden
     weights = tf.expand_dims(tf.cast(tf.transpose(gates, [1, 2, 0]), wide.dtype), -1)
     sums = [tf.reduce_sum(of_task * wide, axis=0) for of_task in tf.unstack(weights)]
     return tf.cast(tf.stack(sums), hidden.dtype)
+
+
+def _per_sample(bias: tf.Tensor, hidden: tf.Tensor) -> tf.Tensor:
+    """Return experts' biases (experts, units) in a form that adds to (experts, samples, units)."""
+    each = tf.expand_dims(bias, 1)
+    if hidden.dtype.size >= 4 or not on_gpu() or is_mapped():
+        return each
+    # A product, whose gradient is one too: TensorFlow sums columns of half precision 40 times as slowly.
+    return tf.matmul(tf.ones([*bias.shape[:1], tf.shape(hidden)[1], 1], each.dtype), each)

@@ -160,13 +160,14 @@ class MultiTaskBCE:
         every = tf.ones([], tf.bool) if weights is None else _flat(weights) > 0
         losses, weighed = [], []
         for task, heads in self.tasks.items():
-            label = _flat(labels[task])
-            there = every & tf.cast(_flat((known or {}).get(task, tf.ones_like(label))), tf.bool)
+            with tf.device("CPU:0"):  # where labels are: a GPU would wait for the answer
+                label = _flat(labels[task])
+                there = every & tf.cast(_flat((known or {}).get(task, tf.ones_like(label))), tf.bool)
+                label = tf.where(there, label, 0)
+                good = ~((label < 0) | (label > 1))  # NaN makes the loss NaN, which all ranks notice together
+                told = f"MultiTaskBCE: labels of {task!r} must lie between 0 and 1"
+                label = refuse_numbers(label, good, told)
             outputs = [tf.where(there, _flat(logits[head]), 0) for head in heads]
-            label = tf.where(there, label, 0)
-            # NaN makes the loss NaN, which ends training on all ranks together.
-            good = ~((label < 0) | (label > 1))
-            label = refuse_numbers(label, good, f"MultiTaskBCE: labels of {task!r} must lie between 0 and 1")
             losses.append(product_cross_entropy(label, outputs))
             weight = tf.cast(there, losses[-1].dtype)
             weighed.append(weight if weights is None else weight * tf.cast(_flat(weights), weight.dtype))

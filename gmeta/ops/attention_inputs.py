@@ -91,12 +91,13 @@ class AttentionMask:
           ConfigError: ``by_time`` is set, but ``times`` is missing.
           InvalidArgumentError: The times of a history decrease.
         """
-        offsets = tf.cast(offsets, tf.int64)
-        lengths = offsets[1:] - offsets[:-1]
-        none = tf.zeros_like(lengths)
-        contexts = none if contexts is None else tf.cast(contexts, tf.int64)
-        ends = lengths - (none if targets is None else tf.cast(targets, tf.int64))
-        tokens = jagged.Jagged(tf.range(offsets[-1]), offsets)
+        with tf.device("CPU:0"):  # as all offsets (`gmeta.ops.jagged`)
+            offsets = tf.cast(offsets, tf.int64)
+            lengths, total = offsets[1:] - offsets[:-1], offsets[-1]
+            none = tf.zeros_like(lengths)
+            contexts = none if contexts is None else tf.cast(contexts, tf.int64)
+            ends = lengths - (none if targets is None else tf.cast(targets, tf.int64))
+        tokens = jagged.Jagged(tf.range(total, dtype=tf.int64), offsets)
         sequence, place = jagged.row_ids(tokens), jagged.positions(tokens)
         first, end = tf.gather(contexts, sequence), tf.gather(ends, sequence)
         if self.by_time:

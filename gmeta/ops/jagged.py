@@ -6,6 +6,10 @@ layers accept directly. Each operation on sequences is one gather: `_stretches` 
 tokens, `take` gathers them, and its gradient scatters them back. No tensor is as large as (batch, longest),
 except in `to_padded`.
 
+Offsets are in host memory, and so is the arithmetic on them, whose results are sizes of tensors and
+conditions: a GPU would have to finish all earlier work before the host could read one. Numbers for each token
+are computed where TensorFlow places them, on a GPU if there is one.
+
 Functions have short names: ``from gmeta.ops import jagged``, then use them as ``jagged.concat``.
 """
 
@@ -40,7 +44,8 @@ class Jagged(NamedTuple):
 
 def lengths(sequences: Jagged) -> tf.Tensor:
     """Count the tokens of each sequence, (batch,) int64."""
-    return sequences.offsets[1:] - sequences.offsets[:-1]
+    with tf.device("CPU:0"):
+        return sequences.offsets[1:] - sequences.offsets[:-1]
 
 
 def row_ids(sequences: Jagged) -> tf.Tensor:
@@ -73,7 +78,8 @@ def from_ragged(ragged: tf.RaggedTensor) -> Jagged:
             f"jagged.from_ragged: one ragged dimension expected, got {ragged.ragged_rank} "
             f"(shape {ragged.shape}): merge the inner ones by merge_dims, or pad them"
         )
-    return Jagged(ragged.values, tf.cast(ragged.row_splits, tf.int64))
+    with tf.device("CPU:0"):
+        return Jagged(ragged.values, tf.cast(ragged.row_splits, tf.int64))
 
 
 def as_jagged(column: Any) -> Jagged | None:
@@ -88,8 +94,9 @@ def as_jagged(column: Any) -> Jagged | None:
     if not isinstance(column, Jagged):
         return None
     values, offsets = map(tf.convert_to_tensor, column)
-    missing = tf.zeros([tf.maximum(1 - tf.size(offsets), 0)], tf.int64)
-    return Jagged(values, tf.concat([tf.cast(offsets, tf.int64), missing], axis=0))
+    with tf.device("CPU:0"):
+        missing = tf.zeros([tf.maximum(1 - tf.size(offsets), 0)], tf.int64)
+        return Jagged(values, tf.concat([tf.cast(offsets, tf.int64), missing], axis=0))
 
 
 def to_ragged(sequences: Jagged) -> tf.RaggedTensor:
@@ -115,12 +122,15 @@ def from_padded(padded: tf.Tensor, lengths: tf.Tensor) -> Jagged:
     padded = tf.convert_to_tensor(padded)
     if padded.shape.rank is not None and padded.shape.rank < 2:
         raise ConfigError(f"jagged.from_padded: expected (batch, longest, ...), got shape {padded.shape}")
-    batch, longest = tf.unstack(tf.shape(padded, tf.int64)[:2])
-    lengths = _per_sequence(lengths, batch)
-    good = (lengths >= 0) & (lengths <= longest)
-    lengths = _check(lengths, good, "from_padded: a length of", lengths, "in a row of", longest)
-    tokens, offsets = _stretches(longest * tf.range(batch), lengths)
-    flat = tf.reshape(padded, tf.concat([[batch * longest], tf.shape(padded, tf.int64)[2:]], 0))
+    shape = tf.shape(padded, tf.int64)
+    with tf.device("CPU:0"):
+        batch, longest = tf.unstack(shape[:2])
+        lengths = _per_sequence(lengths, batch)
+        good = (lengths >= 0) & (lengths <= longest)
+        lengths = _check(lengths, good, "from_padded: a length of", lengths, "in a row of", longest)
+        starts, flat_shape = longest * tf.range(batch), tf.concat([[batch * longest], shape[2:]], 0)
+    tokens, offsets = _stretches(starts, lengths)
+    flat = tf.reshape(padded, flat_shape)
     return Jagged(take(tf.ensure_shape(flat, [None, *_inner(padded, 2)]), tokens), offsets)
 
 
@@ -139,9 +149,10 @@ def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: An
       InvalidArgumentError: A sequence is longer than ``length``. Truncate sequences first with `slice_`.
     """
     values, own = sequences.values, lengths(sequences)
-    longest = tf.reduce_max(tf.concat([own, [0]], 0)) if length is None else tf.cast(length, tf.int64)
-    own = _check(own, own <= longest, "to_padded: a sequence of", own, "tokens, for rows of", longest)
-    places = tf.range(longest)
+    with tf.device("CPU:0"):
+        longest = tf.reduce_max(tf.concat([own, [0]], 0)) if length is None else tf.cast(length, tf.int64)
+        own = _check(own, own <= longest, "to_padded: a sequence of", own, "tokens, for rows of", longest)
+    places = tf.range(longest, dtype=tf.int64)
     # Padding refers to one additional token.
     tokens = tf.where(
         places < own[:, tf.newaxis], sequences.offsets[:-1, tf.newaxis] + places, _total(sequences)
@@ -149,15 +160,15 @@ def to_padded(sequences: Jagged, length: int | tf.Tensor | None = None, fill: An
     return take(_and_one_more(values, fill), tokens)
 
 
-def concat(first: Jagged, second: Jagged) -> Jagged:
-    """Append to each sequence of ``first`` the corresponding sequence of ``second``.
+def concat(first: Jagged, *others: Jagged) -> Jagged:
+    """Append to each sequence of ``first`` the corresponding sequences of the others, in their order.
 
     Args:
       first: (total1, ...), batch sequences.
-      second: (total2, ...) of the same dtype and inner shape, as many sequences.
+      *others: (total2, ...) and so on, of the same dtype and inner shape, as many sequences each.
 
     Returns:
-      (total1 + total2, ...), batch sequences.
+      (total1 + total2 + ..., ...), batch sequences.
 
     Raises:
       InvalidArgumentError: The batches have different sizes.
@@ -168,25 +179,38 @@ def concat(first: Jagged, second: Jagged) -> Jagged:
       >>> jagged.to_ragged(jagged.concat(history, target)).to_list()
       [[1, 2, 8], [3, 9]]
     """
-    sizes = [tf.size(each.offsets) - 1 for each in (first, second)]
-    begins = assert_first(
-        first.offsets[:-1], sizes[0] == sizes[1], ["jagged", "concat: batches of", *sizes, "sequences"]
-    )
-    starts = tf.stack([begins, _total(first) + second.offsets[:-1]], axis=1)
-    tokens, _ = _stretches(
-        tf.reshape(starts, [-1]),
-        tf.reshape(tf.stack([lengths(first), lengths(second)], axis=1), [-1]),
-        _total(first) + _total(second),
-    )
+    parts = [first, *others]
+    totals = [_total(each) for each in parts]
+    with tf.device("CPU:0"):
+        sizes = [tf.size(each.offsets) - 1 for each in parts]
+        alike = tf.stack([size == sizes[0] for size in sizes])
+        told = ["jagged", "concat: batches of", *sizes, "sequences"]
+        given = assert_first([each.offsets for each in parts], alike, told)
+        begins, ends = [each[:-1] for each in given], [each[1:] for each in given]
+        before = [tf.add_n([tf.zeros([], tf.int64), *totals[:number]]) for number in range(len(parts))]
+        starts = tf.stack([begin + moved for begin, moved in zip(begins, before, strict=True)], axis=1)
+        counts = tf.stack([end - begin for end, begin in zip(ends, begins, strict=True)], axis=1)
+        total, offsets = tf.add_n(totals), tf.add_n(given)
+        # Token t of part k goes to t + moves[k] of its sequence: past the parts before it, up to its own
+        # sequence's end, and past those after it, up to its sequence's beginning.
+        moves = [
+            tf.add_n([tf.zeros_like(begins[0]), *ends[:number], *begins[number + 1 :]])
+            for number in range(len(parts))
+        ]
+    tokens, _ = _stretches(tf.reshape(starts, [-1]), tf.reshape(counts, [-1]), total)
 
     def places() -> tf.Tensor:
-        """Compute where each token of the first sequences goes, then each of the second."""
-        before = (tf.gather(second.offsets, row_ids(first)), tf.gather(first.offsets[1:], row_ids(second)))
-        pairs = zip((first, second), before, strict=True)
-        return tf.concat([tf.range(_total(each), dtype=tf.int64) + moved for each, moved in pairs], axis=0)
+        """Compute where each token goes, part by part."""
+        return tf.concat(
+            [
+                tf.range(size, dtype=tf.int64) + tf.gather(move, row_ids(each))
+                for each, size, move in zip(parts, totals, moves, strict=True)
+            ],
+            axis=0,
+        )
 
-    values = take(tf.concat([first.values, second.values], axis=0), tokens, inverse=places)
-    return Jagged(values, first.offsets + second.offsets)
+    values = take(tf.concat([each.values for each in parts], axis=0), tokens, inverse=places)
+    return Jagged(values, offsets)
 
 
 def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
@@ -202,11 +226,13 @@ def split(sequences: Jagged, lengths: tf.Tensor) -> tuple[Jagged, Jagged]:
     Raises:
       InvalidArgumentError: A length is negative or exceeds that of its sequence.
     """
-    own = sequences.offsets[1:] - sequences.offsets[:-1]
-    heads = _per_sequence(lengths, tf.size(own, tf.int64))
-    good = (heads >= 0) & (heads <= own)
-    heads = _check(heads, good, "split: a head of", heads, "tokens of a sequence of", own)
-    return _part(sequences, 0, heads), _part(sequences, heads, own - heads)
+    with tf.device("CPU:0"):
+        own = sequences.offsets[1:] - sequences.offsets[:-1]
+        heads = _per_sequence(lengths, tf.size(own, tf.int64))
+        good = (heads >= 0) & (heads <= own)
+        heads = _check(heads, good, "split: a head of", heads, "tokens of a sequence of", own)
+        tails = own - heads
+    return _part(sequences, 0, heads), _part(sequences, heads, tails)
 
 
 def slice_(sequences: Jagged, begin: int | tf.Tensor, size: int | tf.Tensor | None = None) -> Jagged:
@@ -227,23 +253,28 @@ def slice_(sequences: Jagged, begin: int | tf.Tensor, size: int | tf.Tensor | No
       [[2, 3], [4]]
     """
     own = lengths(sequences)
-    starts = _per_sequence(begin, tf.size(own, tf.int64))
-    sizes = own - starts if size is None else _per_sequence(size, tf.size(own, tf.int64))
-    good = (starts >= 0) & (sizes >= 0) & (starts + sizes <= own)
-    sizes = _check(sizes, good, "slice_: begin", starts, "and size", sizes, "of a sequence of", own)
+    with tf.device("CPU:0"):
+        starts = _per_sequence(begin, tf.size(own, tf.int64))
+        sizes = own - starts if size is None else _per_sequence(size, tf.size(own, tf.int64))
+        good = (starts >= 0) & (sizes >= 0) & (starts + sizes <= own)
+        sizes = _check(sizes, good, "slice_: begin", starts, "and size", sizes, "of a sequence of", own)
     return _part(sequences, starts, sizes)
 
 
 def reverse(sequences: Jagged) -> Jagged:
     """Reverse the order of the tokens in each sequence."""
     rows = row_ids(sequences)
-    ends = tf.gather(sequences.offsets[:-1] + sequences.offsets[1:], rows) - 1
-    return Jagged(take(sequences.values, ends - tf.range(_total(sequences))), sequences.offsets)
+    with tf.device("CPU:0"):
+        both = sequences.offsets[:-1] + sequences.offsets[1:]
+    from_end = tf.range(_total(sequences), dtype=tf.int64) + 1
+    return Jagged(take(sequences.values, tf.gather(both, rows) - from_end), sequences.offsets)
 
 
 def last(sequences: Jagged) -> tf.Tensor:
     """Return the last token of each sequence, (batch, ...); zeros for an empty sequence."""
-    tokens = tf.where(lengths(sequences) > 0, sequences.offsets[1:] - 1, _total(sequences))
+    total = _total(sequences)
+    with tf.device("CPU:0"):
+        tokens = tf.where(lengths(sequences) > 0, sequences.offsets[1:] - 1, total)
     return take(_and_one_more(sequences.values, 0), tokens)
 
 
@@ -257,7 +288,8 @@ def sums(sequences: Jagged) -> tf.Tensor:
 def mask(sequences: Jagged, chosen: tf.Tensor) -> Jagged:
     """Keep the values of each sequence where (n,) bool is true."""
     kept = sums(sequences._replace(values=tf.cast(chosen, tf.int64)))
-    offsets = tf.concat([[tf.constant(0, tf.int64)], tf.cumsum(kept)], axis=0)
+    with tf.device("CPU:0"):
+        offsets = tf.concat([[tf.constant(0, tf.int64)], tf.cumsum(kept)], axis=0)
     return Jagged(tf.boolean_mask(sequences.values, chosen), offsets)
 
 
@@ -296,7 +328,9 @@ def take(
 
 
 def _total(sequences: Jagged) -> tf.Tensor:
-    return tf.shape(sequences.values, tf.int64)[0]
+    shape = tf.shape(sequences.values, tf.int64)  # where the values are, which needn't move for it
+    with tf.device("CPU:0"):
+        return shape[0]
 
 
 def _inner(values: tf.Tensor, outer: int = 1) -> list[int | None]:
@@ -310,7 +344,9 @@ def _per_sequence(numbers: Any, batch: tf.Tensor) -> tf.Tensor:
 
 
 def _part(sequences: Jagged, begin: int | tf.Tensor, sizes: tf.Tensor) -> Jagged:
-    tokens, offsets = _stretches(sequences.offsets[:-1] + begin, sizes)
+    with tf.device("CPU:0"):
+        starts = sequences.offsets[:-1] + begin
+    tokens, offsets = _stretches(starts, sizes)
     return Jagged(take(sequences.values, tokens), offsets)
 
 
@@ -322,15 +358,17 @@ def _stretches(
     Args:
       starts: (stretches,) int64.
       sizes: (stretches,) int64.
-      total: Their sum, if the host knows it: a GPU's would have to be waited for.
+      total: Their sum, if it is known.
 
     Returns:
       The indices of the tokens, and the offsets of the stretches.
     """
-    offsets = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
-    places = tf.range(offsets[-1] if total is None else total)
+    with tf.device("CPU:0"):
+        offsets = tf.concat([tf.zeros([1], tf.int64), tf.cumsum(sizes)], axis=0)
+        total, moved = offsets[-1] if total is None else total, starts - offsets[:-1]
+    places = tf.range(total, dtype=tf.int64)
     stretch = tf.searchsorted(offsets, places, side="right", out_type=tf.int64) - 1
-    return places + tf.gather(starts - offsets[:-1], stretch), offsets
+    return places + tf.gather(moved, stretch), offsets
 
 
 def _and_one_more(values: tf.Tensor, fill: Any) -> tf.Tensor:

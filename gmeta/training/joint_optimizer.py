@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -99,6 +100,7 @@ class JointOptimizer:
         self._notes = notes or RankNotes()
         self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
         self._clipping = Clipping.of(optimizer)
+        self._joint_updates: dict[tuple[int, ...], Callable[[list[tf.Tensor]], None]] = {}
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
 
     @property
@@ -317,7 +319,8 @@ class JointOptimizer:
           verdict: With loss scaling, a number that isn't finite if the step is skipped.
         """
         if not tables or any(gradient is not None for gradient, _ in pairs):
-            self.optimizer.apply_gradients(pairs)
+            with self._updates_joined():
+                self.optimizer.apply_gradients(pairs)
             return
         if pairs:
             names = [variable.name for _, variable in pairs]
@@ -328,6 +331,42 @@ class JointOptimizer:
         if hasattr(inner, "_compute_current_learning_rate"):  # of a schedule, for callbacks that read it
             inner._compute_current_learning_rate()
         inner.iterations.assign_add(1)
+
+    @contextmanager
+    def _updates_joined(self) -> Iterator[None]:
+        """Make the Keras optimizer compile the updates of all variables as one XLA computation.
+
+        Keras compiles one for each variable, and a GPU waits 60 microseconds between two of them.
+        """
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        separately = getattr(inner, "_distributed_apply_gradients_fn", None)
+        compiles = getattr(inner, "jit_compile", False) and not inner.use_ema
+        if separately is None or not compiles or tf.distribute.has_strategy():
+            yield
+            return
+
+        def jointly(strategy: Any, pairs: Any, **kwargs: Any) -> Any:
+            pairs = list(pairs)
+            dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
+            variables = [variable for _, variable in dense]
+            key = tuple(map(id, variables))
+            if key not in self._joint_updates:
+
+                def update(gradients: list[tf.Tensor]) -> None:
+                    for gradient, variable in zip(gradients, variables, strict=True):
+                        inner._update_step(gradient, variable)
+
+                self._joint_updates[key] = tf.function(update, jit_compile=True)
+            if dense:
+                self._joint_updates[key]([gradient for gradient, _ in dense])
+            # The others', and the count of steps.
+            return separately(strategy, [p for p in pairs if isinstance(p[0], tf.IndexedSlices)], **kwargs)
+
+        inner._distributed_apply_gradients_fn = jointly
+        try:
+            yield
+        finally:
+            del inner._distributed_apply_gradients_fn
 
 
 def rate_of_next_step(optimizer: Any) -> tf.Tensor:

@@ -12,7 +12,7 @@ from tf_keras.src.engine import functional
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph import collect_ops
+from gmeta.core.graph import collect_ops, shapes_on_host
 from gmeta.core.keras import refuse_keras_3
 from gmeta.core.step import mark_end, step_context, upstream_of, within_step
 from gmeta.layers import EmbeddingCollection, record_lookups
@@ -238,7 +238,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             mark_end("forward", loss)
             scaled = scale.scale(loss)
         variables = self.trainable_variables
-        of_loss = tape.gradient(scaled, [*variables, *lookups.rows], output_gradients=upstream_of(scaled))
+        with shapes_on_host():
+            of_loss = tape.gradient(scaled, [*variables, *lookups.rows], output_gradients=upstream_of(scaled))
         gradients = scale.unscale(of_loss)
         dense, rows = gradients[: len(variables)], gradients[len(variables) :]
         return StepGradients(loss, samples, dense, rows, lookups, measure())

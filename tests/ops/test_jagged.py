@@ -122,6 +122,19 @@ def test_concat_and_split(both, inner):
         [first.values, second.values],
         flat(reference.concat(numbered(first_rows), numbered(second_rows, 1 + sum(map(len, first_rows))))),
     )
+    third, third_rows = drawn([pair[0] for pair in both][::-1], inner, 2)
+    three = [first_rows, second_rows, third_rows]
+    same(jagged.concat(first, second, third), reference.concat(*three), inner)
+    before = np.cumsum([1, *(sum(map(len, rows)) for rows in three)])
+    check_gradient(
+        lambda *values: (
+            jagged.concat(
+                *(each._replace(values=x) for each, x in zip((first, second, third), values, strict=True))
+            ).values
+        ),
+        [first.values, second.values, third.values],
+        flat(reference.concat(*(numbered(rows, b) for rows, b in zip(three, before, strict=False)))),
+    )
     for part in range(2):
         check_gradient(
             lambda values, part=part: jagged.split(joined._replace(values=values), heads)[part].values,

@@ -11,7 +11,8 @@ torch.compile      the same over padded sequences: scores of all pairs and a mas
 FlexAttention      compiled, over the same jagged sequences with the same pairs. It computes softmax in place
                    of SiLU, so its results aren't comparable, but its products are: it is rated by the same
                    operations in the same time
-rab                ours with a relative bias of places and of times, and the gradients of its tables
+rab, times         ours with a relative bias of places and of times, or of times alone, and the gradients of
+                   its tables
 plan, map          what the native ops prepare, in milliseconds: a plan and, for rab, a map of times, once for
                    all layers, heads and both passes, and not in their times; and the megabytes of the map
 
@@ -189,15 +190,19 @@ class Bench:
             teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
             why = {peer: reason for (of, peer), reason in absent.items() if of == which}
             self.rate(f"gpu_attention/{which}/dim{width}/{name}", teraflop, peers, calls, why)
-        tables: tuple[Table, Table] = ("positions", "time_buckets")
-        longest = int(lengths.max())
-        biased = GpuAttention(
-            lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, tables, places=longest
-        )
-        biased.make_plan()
-        for which, call in {"forward": biased.forward, "backward": biased.gradients}.items():
-            teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
-            self.rate(f"gpu_attention/{which}/dim{width}/{name}/rab", teraflop, [], {"ours": call}, {})
+        tables: dict[str, tuple[Table, ...]] = {
+            "times": ("time_buckets",),
+            "rab": ("positions", "time_buckets"),
+        }
+        for bias, of_bias in tables.items():
+            biased = GpuAttention(
+                lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, of_bias, places=int(lengths.max())
+            )
+            biased.make_plan()
+            for which, call in {"forward": biased.forward, "backward": biased.gradients}.items():
+                teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
+                where = f"gpu_attention/{which}/dim{width}/{name}/{bias}"
+                self.rate(where, teraflop, [], {"ours": call}, {})
         from parts.gpu_timing import in_turn
 
         plan = in_turn({"plan": ours.make_plan}, self.runs)["plan"][1]

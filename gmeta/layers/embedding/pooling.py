@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from gmeta.core.errors import ConfigError
 from gmeta.layers.embedding.feature_config import Combiner, Ids, Join
+from gmeta.ops import jagged
 from gmeta.ops.device import on_gpu
 
 
@@ -76,15 +77,19 @@ def join_vectors(vectors: Sequence[Any], how: Join | None) -> Any:
 
 def _pool_lists(rows: tf.Tensor, positions: tf.RaggedTensor, reduce: Any) -> tf.Tensor:
     """Pool in one pass over the rows. A separate gather would write a vector for each id and reread it."""
-    samples, ids = positions.nrows(), positions.flat_values
+    ids, segments = positions.flat_values, jagged.row_ids(jagged.from_ragged(positions))
     if on_gpu():  # its kernels refuse an empty reduction over a tensor without rows
         rows = tf.cond(tf.shape(rows)[0] > 0, lambda: rows, lambda: tf.zeros([1, rows.shape[1]], rows.dtype))
     # Without any id, TensorFlow leaves the gradient's memory uninitialised. So append a sample that reads
     # row 0 and cut it off again: it gives the row a gradient of 0.
-    lonely = tf.cast((tf.size(ids) == 0) & (tf.shape(rows)[0] > 0), samples.dtype)
+    shapes = tf.shape(ids, tf.int64), tf.shape(rows, tf.int64)
+    with tf.device("CPU:0"):  # where sizes are read
+        lonely = tf.cast((shapes[0][0] == 0) & (shapes[1][0] > 0), tf.int64)
+        samples = tf.size(positions.row_splits, tf.int64) - 1
+        count = samples + lonely
     ids = tf.concat([ids, tf.zeros([lonely], ids.dtype)], 0)
-    segments = tf.concat([positions.value_rowids(), tf.fill([lonely], samples)], 0)
-    return reduce(rows, ids, segments, num_segments=samples + lonely)[:samples]
+    segments = tf.concat([segments, tf.fill([lonely], samples)], 0)
+    return reduce(rows, ids, segments, num_segments=count)[:samples]
 
 
 _SEGMENTS = {

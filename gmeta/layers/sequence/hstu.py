@@ -304,11 +304,10 @@ class GroupLayerNorm(tf.keras.layers.Layer):
       eps: ε.
 
     Shapes:
-      Values (total, dim) and domains (total,) integers in [0, domains) -> (total, dim). A call takes them as
-      one pair or as two arguments.
+      Values (total, dim) and domains, (total,) integers in [0, domains) or one for all -> (total, dim).
 
     Raises:
-      ConfigError: There is less than one domain, or the call lacks the domains.
+      ConfigError: There is less than one domain, or a call's one domain isn't in [0, domains).
       InvalidArgumentError: A token's domain isn't in [0, domains).
 
     Example:
@@ -330,23 +329,26 @@ class GroupLayerNorm(tf.keras.layers.Layer):
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
         super().build(input_shape)
 
-    def call(self, values: tf.Tensor, domains: tf.Tensor) -> tf.Tensor:
+    def call(self, values: tf.Tensor, domains: tf.Tensor | int) -> tf.Tensor:
         """Normalise each token.
 
         Args:
           values: (total, dim) float.
-          domains: (total,) integers, each token's domain.
+          domains: (total,) integers, each token's domain; or that of all tokens, which is faster.
         """
+        weights = [tf.convert_to_tensor(weight) for weight in (self.gamma, self.beta)]
+        if isinstance(domains, int):
+            if not 0 <= domains < self.domains:
+                raise ConfigError(f"{self.name}: the domain must be in [0, {self.domains}), got {domains}")
+            return layer_norm(values, weights[0][domains], weights[1][domains], self.eps)
         domains = tf.convert_to_tensor(domains)
-        # On a GPU, gather silently returns zeros for indices that are out of range.
-        domains = assert_first(
-            domains,
-            (domains >= 0) & (domains < self.domains),
-            [f"{self.name}: domains must be in [0, {self.domains}), got", domains],
-        )
-        scale, offset = (
-            _of_each(tf.convert_to_tensor(weight), domains) for weight in (self.gamma, self.beta)
-        )
+        with tf.device("CPU:0"):  # on a GPU, gather silently returns zeros for indices that are out of range
+            domains = assert_first(
+                domains,
+                (domains >= 0) & (domains < self.domains),
+                [f"{self.name}: domains must be in [0, {self.domains}), got", domains],
+            )
+        scale, offset = (_of_each(weight, domains) for weight in weights)
         return layer_norm(values, scale, offset, self.eps)
 
     def get_config(self) -> dict[str, Any]:

@@ -253,28 +253,30 @@ def sequence_view(
     times = tf.cast(times, tf.int64)
     if times.shape.rank not in (None, 1):
         raise ConfigError(f"times must be a vector with a number for each token, got shape {times.shape}")
-    times = assert_first(
-        times,
-        tf.size(times, tf.int64) == offsets[-1],
-        ["times: a number for each token expected; tokens", offsets[-1], "times", tf.size(times)],
-    )
+    given = tf.size(times, tf.int64)
+    with tf.device("CPU:0"):  # as all offsets (`gmeta.ops.jagged`)
+        told = ["times: a number for each token expected; tokens", offsets[-1], "times", given]
+        offsets = assert_first(offsets, given == offsets[-1], told)
     visible = mask.visible(offsets, contexts, targets, times)
     tokens = Jagged(times, offsets)
     rows, places, lengths = jagged.row_ids(tokens), jagged.positions(tokens), jagged.lengths(tokens)
     first = 0 if contexts is None else tf.gather(tf.cast(contexts, tf.int64), rows)
-    end = tf.gather(lengths if targets is None else lengths - tf.cast(targets, tf.int64), rows)
+    with tf.device("CPU:0"):
+        ends = lengths if targets is None else lengths - tf.cast(targets, tf.int64)
+    end = tf.gather(ends, rows)
     following = tf.concat([times[1:], times[-1:]], axis=0)
     return SequenceView(visible, tf.where((places >= first) & (places + 1 < end), following, times), times)
 
 
 def _with_parts(offsets: tf.Tensor, contexts: Any, targets: Any) -> tf.Tensor:
     """Return the offsets, after checking that each sequence is at least as long as its parts."""
-    offsets = tf.cast(offsets, tf.int64)
-    if contexts is None and targets is None:
-        return offsets
-    lengths = offsets[1:] - offsets[:-1]
-    counts = [tf.zeros_like(lengths) if c is None else tf.cast(c, tf.int64) for c in (contexts, targets)]
-    fits = (counts[0] >= 0) & (counts[1] >= 0) & (counts[0] + counts[1] <= lengths)
-    form = "a sequence is [contexts | history | targets]; contexts"
-    told = [form, counts[0], "and targets", counts[1], "don't fit into lengths", lengths]
-    return assert_first(offsets, fits, told, summarize=20)
+    with tf.device("CPU:0"):
+        offsets = tf.cast(offsets, tf.int64)
+        if contexts is None and targets is None:
+            return offsets
+        lengths = offsets[1:] - offsets[:-1]
+        counts = [tf.zeros_like(lengths) if c is None else tf.cast(c, tf.int64) for c in (contexts, targets)]
+        fits = (counts[0] >= 0) & (counts[1] >= 0) & (counts[0] + counts[1] <= lengths)
+        form = "a sequence is [contexts | history | targets]; contexts"
+        told = [form, counts[0], "and targets", counts[1], "don't fit into lengths", lengths]
+        return assert_first(offsets, fits, told, summarize=20)

@@ -16,7 +16,7 @@ from gmeta.metrics.ranking import TaskMetric
 from gmeta.models.sequence.sequence_columns import Layout, SequenceColumns
 from gmeta.ops import AttentionMask, Jagged, jagged
 
-_PARTS = 3  # contexts, history, targets: the groups of tokens
+_CONTEXTS, _HISTORY, _TARGETS = _PARTS = range(3)  # the groups of tokens
 _CONTEXTS_TIME = -(2**60)  # long ago: every time distance to it falls into the last bucket, reserved for it
 _BACKBONES: Mapping[str, Any] = {"hstu": HSTU, "fuxi": FuXi}
 
@@ -124,7 +124,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
         self.combine, self.seed, self.scenarios = combine, seed, scenarios
         self._check()
         self.drop = tf.keras.layers.Dropout(dropout, seed=seed)
-        self.enter = GroupLayerNorm(_PARTS, name="enter")
+        self.enter = GroupLayerNorm(len(_PARTS), name="enter")
         self.leave = GroupLayerNorm(scenarios, name="leave")
         self.projections: list[MLP] = []
         if combine == "concat":
@@ -212,7 +212,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
         rereads = tf.where(again > 0)[:, 0]
         offsets = tf.concat([[0], tf.cumsum(again)], axis=0)
         given = [vectors[name] for name in self.columns.history]
-        events = self._enter_part(1, self._token(len(self.columns.contexts), given))
+        events = self.enter(self._token(len(self.columns.contexts), given), _HISTORY)
         former = Jagged(tf.gather(tf.cast(last, events.dtype), rereads), offsets)
         stretch = jagged.concat(former, Jagged(events, layout.history))
         times = None
@@ -244,7 +244,7 @@ class ExposureTrunk(tf.keras.layers.Layer):
           (exposures, dim).
         """
         given = [vectors[name] for name in self.columns.targets]
-        entered = self._enter_part(2, self._token(len(self.columns.contexts) + 1, given))
+        entered = self.enter(self._token(len(self.columns.contexts) + 1, given), _TARGETS)
         exposures = Jagged(entered, layout.targets)
         values = jagged.to_padded(exposures)
         users, width = tf.unstack(tf.shape(values)[:2])
@@ -270,25 +270,17 @@ class ExposureTrunk(tf.keras.layers.Layer):
         return self._leave(targets, layout)
 
     def _leave(self, targets: tf.Tensor, layout: Layout) -> tf.Tensor:
-        scenarios = tf.zeros([layout.exposures], tf.int32) if layout.scenarios is None else layout.scenarios
-        return self.leave(targets, scenarios)
+        return self.leave(targets, 0 if layout.scenarios is None else layout.scenarios)
 
     def _enter(
         self, vectors: Mapping[str, tf.Tensor], layout: Layout, training: bool | None
     ) -> tuple[Jagged, SequenceView, tf.Tensor]:
         """Return the tokens of whole sequences, their view, and where each sequence's targets begin."""
         tokens, contexts = self._tokens(self.columns.parts(vectors, layout), layout)
-        ends = layout.history[1:] - layout.history[:-1] + contexts
-        kinds = jagged.positions(tokens)
-        rows = jagged.row_ids(tokens)
-        first, end = tf.gather(contexts, rows), tf.gather(ends, rows)
-        kinds = tf.cast(kinds >= first, tf.int32) + tf.cast(kinds >= end, tf.int32)
-        entered = self.drop(self.enter(tokens.values, kinds), training=training)
-        view = self._view(tokens.offsets, contexts, layout, kinds)
-        return Jagged(entered, tokens.offsets), view, ends
-
-    def _enter_part(self, kind: int, tokens: tf.Tensor) -> tf.Tensor:
-        return self.enter(tokens, tf.fill([tf.shape(tokens)[0]], kind))
+        with tf.device("CPU:0"):  # as all offsets (`gmeta.ops.jagged`)
+            ends = layout.history[1:] - layout.history[:-1] + contexts
+        entered = Jagged(self.drop(tokens.values, training=training), tokens.offsets)
+        return entered, self._view(tokens.offsets, contexts, layout), ends
 
     def _token(self, number: int, given: Sequence[tf.Tensor]) -> tf.Tensor:
         """Make tokens of one input's vectors: of a context, of the history or of the targets."""
@@ -297,38 +289,45 @@ class ExposureTrunk(tf.keras.layers.Layer):
         return self.projections[number](tf.concat(list(given), axis=1))
 
     def _tokens(self, parts: Mapping[str, list[tf.Tensor]], layout: Layout) -> tuple[Jagged, tf.Tensor]:
-        """Return all tokens, and the number of contextual tokens in each sequence."""
-        users, count = tf.size(layout.history, tf.int64) - 1, len(self.columns.contexts)
+        """Return all tokens with their norm, and the number of contextual tokens in each sequence."""
+        count = len(self.columns.contexts)
+        with tf.device("CPU:0"):
+            users = tf.size(layout.history, tf.int64) - 1
+            offsets, counts = count * tf.range(users + 1), tf.fill([users], tf.constant(count, tf.int64))
         inputs = [*([vector] for vector in parts["contexts"]), parts["history"], parts["targets"]]
-        *contexts, history, targets = (self._token(*each) for each in enumerate(inputs))
-        tokens = jagged.concat(Jagged(history, layout.history), Jagged(targets, layout.targets))
-        if count:
-            first = tf.reshape(tf.stack(contexts, axis=1), [-1, self.dim])
-            tokens = jagged.concat(Jagged(first, count * tf.range(users + 1)), tokens)
-        return tokens, tf.fill([users], tf.constant(count, tf.int64))
-
-    def _view(
-        self, offsets: tf.Tensor, contexts: tf.Tensor, layout: Layout, kinds: tf.Tensor
-    ) -> SequenceView:
-        targets = layout.targets[1:] - layout.targets[:-1]
-        if layout.history_times is None:
-            return sequence_view(self.backbone.mask, offsets, contexts, targets)
-        known = jagged.concat(
-            Jagged(layout.history_times, layout.history), Jagged(layout.target_times, layout.targets)
+        kinds = [_CONTEXTS] * count + [_HISTORY, _TARGETS]
+        *contexts, history, targets = (
+            self.enter(self._token(*each), kind) for kind, each in zip(kinds, enumerate(inputs), strict=True)
         )
+        tokens = [Jagged(history, layout.history), Jagged(targets, layout.targets)]
+        if count:
+            tokens.insert(0, Jagged(tf.reshape(tf.stack(contexts, axis=1), [-1, self.dim]), offsets))
+        return jagged.concat(*tokens), counts
+
+    def _view(self, offsets: tf.Tensor, contexts: tf.Tensor, layout: Layout) -> SequenceView:
+        with tf.device("CPU:0"):
+            targets = layout.targets[1:] - layout.targets[:-1]
+        if layout.history_times is None or layout.target_times is None:
+            return sequence_view(self.backbone.mask, offsets, contexts, targets)
+        times = (layout.history_times, layout.target_times)
+        parts = [Jagged(times[0], layout.history), Jagged(times[1], layout.targets)]
         count = len(self.columns.contexts)
         if count:
-            # The mask must get a time for these tokens, but ignores it; any time of the batch will do.
-            some = tf.reduce_min(tf.concat([known.values, [tf.int64.max]], axis=0))
-            size = count * tf.size(contexts, tf.int64)
-            first = Jagged(tf.fill([size], some), count * tf.range(tf.size(contexts, tf.int64) + 1))
-            known = jagged.concat(first, known)
+            with tf.device("CPU:0"):
+                # The mask must get a time for these tokens, but ignores it; any time of the batch will do.
+                some = tf.concat([*(each[:1] for each in times), [tf.int64.max]], axis=0)[0]
+                users = tf.size(contexts, tf.int64)
+                size, begins = count * users, count * tf.range(users + 1)
+            parts.insert(0, Jagged(tf.fill([size], some), begins))
+        known = jagged.concat(*parts)
         view = sequence_view(self.backbone.mask, offsets, contexts, targets, known.values)
         own = view.column_times
         # With exposures between events, the next event may come after an exposure that sees this one.
         times = (own if self.backbone.mask.by_time else view.row_times, own)
-        rows, columns = (tf.where(kinds == 0, tf.constant(_CONTEXTS_TIME, tf.int64), each) for each in times)
-        return view._replace(row_times=rows, column_times=columns)
+        if count:
+            is_context = jagged.positions(known) < count
+            times = tuple(tf.where(is_context, tf.constant(_CONTEXTS_TIME, tf.int64), x) for x in times)
+        return view._replace(row_times=times[0], column_times=times[1])
 
 
 # Keras metrics of a model with several labels, measured for each label separately.

@@ -46,11 +46,13 @@ class Layout(NamedTuple):
     @property
     def exposures(self) -> tf.Tensor:
         """The number of exposures, () int64."""
-        return self.targets[-1]
+        with tf.device("CPU:0"):
+            return self.targets[-1]
 
     def of_exposures(self, of_users: tf.Tensor) -> tf.Tensor:
         """Repeat each user's values for its exposures: (users, ...) -> (exposures, ...)."""
-        return tf.repeat(of_users, self.targets[1:] - self.targets[:-1], axis=0)
+        with tf.device("CPU:0"):
+            return tf.repeat(of_users, self.targets[1:] - self.targets[:-1], axis=0)
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class SequenceColumns:
             times = {"history": nothing, "targets": nothing}
             times |= {part: self._times(batch, part, self.time) for part in read}
         offsets = {part: self._column(batch, part, getattr(self, part)[0]).offsets for part in read}
-        none = tf.zeros_like(offsets[read[0]])
+        with tf.device("CPU:0"):
+            none = tf.zeros_like(offsets[read[0]])
         history, targets = offsets.get("history", none), offsets.get("targets", none)
         layout = Layout(history, targets, times.get("history"), times.get("targets"))
         if self.scenario is None or only == "history":
@@ -188,7 +191,11 @@ class SequenceColumns:
         found: dict[str, dict[str, tf.Tensor]] = {part: {} for part in sizes}
         for name, vector in vectors.items():
             among = [part for part in sizes if name in getattr(self, part)]
-            cut = tf.split(vector, [sizes[part] for part in among]) if len(among) > 1 else [vector]
+            cut = [vector]
+            if len(among) > 1:
+                with tf.device("CPU:0"):
+                    counts = tf.stack([sizes[part] for part in among])
+                cut = tf.split(vector, counts, num=len(among))
             for part, own in zip(among, cut, strict=True):
                 found[part][name] = own
         return {part: [own[name] for name in getattr(self, part)] for part, own in found.items()}
@@ -214,9 +221,10 @@ class SequenceColumns:
         found = {}
         for name, column in columns.items():
             of_column = _jagged(batch, "labels", column)
-            label = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
-            good = ~((label < 0) | (label > 1))  # NaN makes the loss NaN, which all ranks notice together
-            found[name] = refuse_numbers(label, good, f"labels {column!r} must lie between 0 and 1")
+            with tf.device("CPU:0"):  # a GPU would wait for the answer
+                label = tf.cast(_alike(of_column, splits, "labels", column).values, tf.float32)
+                good = ~((label < 0) | (label > 1))  # NaN makes the loss NaN, which all ranks notice together
+                found[name] = refuse_numbers(label, good, f"labels {column!r} must lie between 0 and 1")
         return found
 
     def _times(self, batch: Batch, part: str, name: str) -> tf.Tensor:
@@ -255,22 +263,23 @@ def _whole(labels: tf.Tensor, name: str) -> tf.Tensor:
     """
     if not labels.dtype.is_floating:
         return labels
-    ids = tf.cast(labels, tf.int64)
     told = f"history {name!r} has labels that are not whole numbers, so they can't be ids: leave it out"
-    return refuse_unless(ids, tf.cast(ids, labels.dtype) == labels, told)
+    with tf.device("CPU:0"):
+        ids = tf.cast(labels, tf.int64)
+        return refuse_unless(ids, tf.cast(ids, labels.dtype) == labels, told)
 
 
 def _join(name: str, parts: list[Any]) -> tf.Tensor:
     """Concatenate the ids of a feature that is in several parts."""
     kinds = {part.dtype for part in parts}
-    if kinds == {tf.string}:
-        return tf.concat(parts, axis=0)
-    if not all(kind.is_integer for kind in kinds):
+    if kinds != {tf.string} and not all(kind.is_integer for kind in kinds):
         raise ConfigError(
             f"feature {name!r} must be integer ids, or texts, alike in all parts, got "
             f"{', '.join(sorted(kind.name for kind in kinds))}"
         )
-    return tf.concat([tf.cast(part, tf.int64) for part in parts], axis=0)
+    with tf.device("CPU:0"):  # where a batch's ids are
+        kept = kinds == {tf.string}
+        return tf.concat([part if kept else tf.cast(part, tf.int64) for part in parts], axis=0)
 
 
 def _as_ragged(ids: Any) -> Any:
@@ -297,4 +306,4 @@ def _alike(column: Jagged, offsets: tf.Tensor, part: str, name: str) -> Jagged:
         same = tf.size(column.offsets) == tf.size(offsets)
         size = tf.minimum(tf.size(column.offsets), tf.size(offsets))
         same = same & tf.reduce_all(column.offsets[:size] == offsets[:size])
-    return Jagged(assert_first(column.values, same, told), offsets)
+        return Jagged(assert_first(column.values, same, told), offsets)

@@ -70,7 +70,8 @@ def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float 
     squares = tf.stack([_sum_of_squares(each.values) for each in gradients])
     with tf.device("CPU:0"):  # where the result is used
         sound = tf.reduce_all(tf.math.is_finite(squares))
-    return tf.cond(sound, lambda: tf.constant(""), lambda: _search(gradients, samples))
+        # The condition too: a GPU would get it, and send it back.
+        return tf.cond(sound, lambda: tf.constant(""), lambda: _search(gradients, samples))
 
 
 def refuse_bad(gradients: Sequence[NamedGradient], tensors: Any) -> Any:

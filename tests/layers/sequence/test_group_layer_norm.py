@@ -30,6 +30,13 @@ def test_outputs_and_gradients_are_those_of_the_equation(seed, total, dim, domai
         random.normal(size=(total, dim)) + random.normal(),
         seed,
     )
+    check_layer(  # one domain for all tokens
+        lambda dtype: GroupLayerNorm(domains, dtype=dtype),
+        lambda layer, x: layer(x, domains - 1),
+        lambda x, weights: group_layer_norm(x, weights, np.full(total, domains - 1)),
+        random.normal(size=(total, dim)),
+        seed,
+    )
 
 
 def test_tokens_do_not_depend_on_each_other():
@@ -72,6 +79,8 @@ def test_mixed_precision_takes_statistics_in_float32():
 def test_domains_that_are_not_there_are_refused():
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         GroupLayerNorm(0)
+    with pytest.raises(ConfigError, match=r"must be in \[0, 2\), got 2"):
+        GroupLayerNorm(2)(tf.zeros([1, 4]), 2)
     for domain in (-1, 2):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"must be in \[0, 2\)"):
             GroupLayerNorm(2)(tf.zeros([1, 4]), [domain])

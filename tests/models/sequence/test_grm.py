@@ -53,6 +53,30 @@ def learnt(model, batch):
         return float(loss), int(samples)
 
 
+# Inputs that a GPU's ops read in host memory, of those whose numbers TensorFlow would compute on the GPU.
+HOST_INPUTS = {"Range": (0, 1, 2), "Assert": (0,), "If": (0,), "SplitV": (1,)}
+
+
+def test_sizes_and_conditions_of_a_step_are_computed_in_host_memory():
+    model = make_model(tags=True, scenario="scene", scenarios=2)
+    step = tf.function(lambda batch: model.train_step(batch))
+    ops = step.get_concrete_function(
+        draw_exposures(3, [4, 0, 6], [3, 2, 4], tags=True)
+    ).graph.get_operations()
+    read = [
+        (op.name, each)
+        for op in ops
+        for number in HOST_INPUTS.get(op.type, ())
+        for each in [op.inputs[number].op]
+        if op.inputs[number].dtype in (tf.bool, tf.int64)
+    ]
+    assert len(read) > 20
+    given = ("Const", "Placeholder", "Shape", "ReadVariableOp")
+    assert not [
+        (name, each.name) for name, each in read if "CPU" not in each.device and each.type not in given
+    ]
+
+
 def flat(logits, task="ctcvr"):
     return logits[task].values.numpy()
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import gmeta
 from gmeta.checkpoint import ShardedCheckpoint
 from gmeta.core.errors import ConfigError
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
 from gmeta.models import Model
 from gmeta.optimizers import OneCycle, Warmup
 from gmeta.training import joint_optimizer
@@ -194,3 +194,38 @@ def test_numbers_of_a_warmup_out_of_their_range_are_refused():
     for given in ({"steps": 0}, {"steps": 4, "start": 1.5}):
         with pytest.raises(ConfigError, match=r"Warmup: (steps|start) must be"):
             Warmup(0.1, **given)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_a_gpu_updates_all_variables_in_one_computation(eager):
+    """Keras compiles an update for each variable, which on a GPU leaves gaps between them."""
+    found, calls = [], []
+    for joined in (True, False):
+        start = tf.keras.initializers.RandomUniform(seed=1)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(n, kernel_initializer=start) for n in (4, 1)])
+        model.build([None, 3])
+        optimizer = tf.keras.optimizers.Adam(0.1, weight_decay=0.01, clipnorm=1.0)
+        optimizer.jit_compile = True  # as Keras sets it where there is a GPU
+        joint = joint_optimizer.JointOptimizer(optimizer)
+
+        def step(model=model, optimizer=optimizer, joint=joint if joined else None):
+            with tf.GradientTape() as tape, record_lookups(tape) as lookups:
+                loss = tf.reduce_mean(model(tf.reshape(tf.range(12.0), [4, 3])) ** 2)
+            variables = model.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            if joint is None:
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            else:
+                joint.step(gradients, variables, lookups)
+
+        run = step if eager else tf.function(step)
+        if not eager:
+            ops = run.get_concrete_function().graph.get_operations()
+            calls.append(sum(op.type == "StatefulPartitionedCall" for op in ops))
+        for _ in range(3):
+            run()
+        assert int(optimizer.iterations) == 3
+        found.append([variable.numpy() for variable in (*model.variables, *optimizer.variables)])
+    assert calls == ([] if eager else [1, 4])
+    for ours, of_keras in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, of_keras)

@@ -6,6 +6,7 @@ Arrays are in device memory that the CUDA driver allocates, so that they require
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import re
 import subprocess
@@ -17,9 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gmeta.core.native import LIBRARIES
-
-_LIBRARY = LIBRARIES["ops"].with_name("_gmeta_cuda.so")
+_PACKAGE = importlib.util.find_spec("gmeta")  # not imported: it needs TensorFlow
+_LIBRARY = Path(_PACKAGE.origin if _PACKAGE and _PACKAGE.origin else ".").parent / "ops" / "_gmeta_cuda.so"
 _SOURCES = Path(__file__).resolve().parents[3] / "ops"
 
 

@@ -42,9 +42,9 @@ def to_padded(sequences: Rows, inner: tuple[int, ...], length: int | None = None
     return padded
 
 
-def concat(first: Rows, second: Rows) -> Rows:
-    """Each sequence, followed by that of the other batch."""
-    return [np.concatenate(both) for both in zip(first, second, strict=True)]
+def concat(*batches: Rows) -> Rows:
+    """Each sequence, followed by those of the other batches."""
+    return [np.concatenate(each) for each in zip(*batches, strict=True)]
 
 
 def split(sequences: Rows, lengths: Sequence[int]) -> tuple[Rows, Rows]:
