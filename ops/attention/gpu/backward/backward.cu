@@ -18,11 +18,11 @@ void Launch(const BackwardArguments& in, int64_t tiles, cudaStream_t stream) {
 
 // Launches the pass that sums the gradients of the bias's tables, and adds up its sums. in.own
 // holds q and the gradient of the output.
-template <class T, int kWidth, bool kScored>
+template <class T, int kWidth, bool kScored, bool kTimesOnly = false>
 void DifferentiateBias(const GmetaHstuAttention& a, BackwardArguments in, int64_t tiles,
                        const GmetaHstuBiasGradient& to, cudaStream_t stream) {
   constexpr const char* kWhat = "hstu attention, gradients of the bias";
-  using Pass = BackwardPass<T, kWidth, true, false, true, false, true, kScored>;
+  using Pass = BackwardPass<T, kWidth, true, false, true, false, true, kScored, kTimesOnly>;
   constexpr int kBytes = sizeof(BackwardMemory<Pass>);
   static_assert(kBytes <= hopper::kMaxSharedBytes, "fewer slots");
   in.parts = PartsOf(a);
@@ -85,7 +85,14 @@ void Backward(const GmetaHstuAttention& a, const GmetaHeads& of_out, const Gmeta
     }
   }
   if constexpr (kBiased) {
-    if (of_bias != nullptr) DifferentiateBias<T, kWidth, kScored>(a, in, tiles, *of_bias, stream);
+    if (of_bias == nullptr) return;
+    if constexpr (kScored && kWidth == 256) {
+      // Without the memory of diagonals there is room for a third slot.
+      if (in.bias.positions == nullptr) {
+        return DifferentiateBias<T, kWidth, kScored, true>(a, in, tiles, *of_bias, stream);
+      }
+    }
+    DifferentiateBias<T, kWidth, kScored>(a, in, tiles, *of_bias, stream);
   }
 }
 

@@ -97,7 +97,7 @@ class BlockConsumer {
       return NearBias<!P::kColumns, typename P::Bias>(memory_.bias[place.header()], memory_.values,
                                                       OwnSquare());
     } else {
-      return FarBias<!P::kColumns>(in_.bias, in_.plan, Own().first_strip, Own().row,
+      return FarBias<!P::kColumns>(in_.bias, memory_.values, in_.plan, Own().first_strip, Own().row,
                                    memory_.headers[place.header()].row, OwnSquare());
     }
   }
@@ -145,7 +145,7 @@ template <class P, class Consumer>
 __device__ __forceinline__ void RunPass(const BackwardArguments& in) {
   BackwardMemory<P>& memory = *reinterpret_cast<BackwardMemory<P>*>(hopper::SharedMemory());
   if (threadIdx.x == 0) memory.Init();
-  if constexpr (P::kNearBias) memory.values.Make(in.bias);
+  if constexpr (P::kBiased) memory.values.Make(in.bias);
   __syncthreads();
   if (threadIdx.x < 128) {
     hopper::GiveRegisters<40>();

@@ -26,10 +26,11 @@ inline constexpr int kBackwardThreads = 128 * (1 + kGroups);
 // What a launch computes, for a tile of its own tokens against all blocks that they meet:
 //   own tokens are columns: the gradient of k from that of the scores, that of v from the weights;
 //   own tokens are rows: the gradient of q from that of the scores, and with kOfBias those of the
-//   bias's tables (table_sums.cuh); these alone (kAlone), where there is no q.
+//   bias's tables (table_sums.cuh), or with kTimesOnly of that of times, if it is the only one;
+//   these alone (kAlone), where there is no q.
 // If not kScored, the weights are the bias alone: there is no first product, and no Q and K.
 template <class T_, int kWidth_, bool kBiased_, bool kColumns_, bool kOfScores_, bool kOfWeights_,
-          bool kOfBias_ = false, bool kScored_ = true>
+          bool kOfBias_ = false, bool kScored_ = true, bool kTimesOnly_ = false>
 struct BackwardPass {
   using T = T_;
   static constexpr int kWidth = kWidth_;
@@ -40,6 +41,7 @@ struct BackwardPass {
   static constexpr bool kOfBias = kOfBias_;
   static constexpr bool kScored = kScored_;
   static constexpr bool kAlone = kOfBias && !kScored;
+  static constexpr bool kTimesOnly = kTimesOnly_;
 
   // 64 tokens of a head: boxes of 64 numbers a row, one after another.
   static constexpr int kBoxes = kWidth / hopper::kBoxWidth;
@@ -66,15 +68,16 @@ struct BackwardPass {
   // At width 256 there is room for the bias of blocks only beside one own tensor.
   static constexpr bool kNearBias = kBiased && (kWidth < 256 || kOwnTensors == 1);
   using Bias = BlockBias<kTileRows, kStripRows>;
+  static constexpr bool kDiagonals = kOfBias && !kAlone && !kTimesOnly;
   static constexpr int kOtherBytes = 3072 + (kNearBias ? sizeof(BucketValues) : 0) +
-                                     (kOfBias && !kAlone ? kGroups * sizeof(Diagonals) : 0);
+                                     (kDiagonals ? kGroups * sizeof(Diagonals) : 0);
   static constexpr int kSlotBytes =
       kTileBytes + (kNearBias ? static_cast<int>(sizeof(Bias)) / 2 : 0);
   static constexpr int kRoom = (hopper::kMaxSharedBytes - kOtherBytes - kOwnBytes) / kSlotBytes;
   static constexpr int kSlots = kRoom > 8 ? 8 : kRoom > 3 ? kRoom / 2 * 2 : kRoom;
-  static constexpr bool kEven = kSlots % 2 == 0;  // then blocks begin at even slots
-  // Where the tables' sums leave slots for one block only, its slots are freed before they begin,
-  // so that the next block is copied meanwhile.
+  static constexpr bool kEven = kSlots % 2 == 0;  // then a block's tiles have neighbouring slots
+  // Where there are few slots, a block's are freed before the tables' sums begin, so that the next
+  // block is copied meanwhile.
   static constexpr bool kFreesFirst = kOfBias && !kAlone && !kNearBias;
   static_assert(kSlots >= (kFreesFirst ? 2 : 3), "a block's two tiles, and one to come");
 };
@@ -98,18 +101,25 @@ struct OwnStrip : OwnPlace {
   int blocks;       // blocks to come; below 0: there are no more tiles
 };
 
+// Integers for sums by bucket, in a pass that has little memory left (BucketSums::AddMany).
+struct FewBuckets {
+  static constexpr int kSize = 48;
+  int of_warps[4][kSize];
+};
+
 template <class P>
 struct alignas(1024) BackwardMemory {
   char own[P::kOwnBuffers][kGroups][P::kOwnTensors][P::kTileBytes];
   char slots[P::kSlots][P::kTileBytes];
-  static constexpr int kHeaders = P::kEven ? P::kSlots / 2 : P::kSlots;
+  static constexpr int kHeaders = P::kEven ? P::kSlots / 2 : 2;
   BlockHeader<P> headers[kHeaders];
   std::conditional_t<P::kNearBias, typename P::Bias, NoBias> bias[kHeaders];
   OwnStrip strips[P::kToldTiles][kGroups];
   hopper::Barrier own_full[P::kOwnBuffers][kGroups], own_free[P::kOwnBuffers][kGroups];
   hopper::Barrier full[P::kSlots], free[P::kSlots];
-  std::conditional_t<P::kNearBias, BucketValues, NoBias> values;
-  std::conditional_t<P::kOfBias && !P::kAlone, Diagonals[kGroups], NoBias> diagonals;
+  std::conditional_t<P::kBiased, BucketValues, NoBias> values;
+  std::conditional_t<P::kDiagonals, Diagonals[kGroups], NoBias> diagonals;
+  std::conditional_t<P::kTimesOnly, FewBuckets[kGroups], NoBias> few_buckets;
 
   // One thread calls it, before all threads synchronize.
   __device__ __forceinline__ void Init() {
@@ -124,24 +134,33 @@ struct alignas(1024) BackwardMemory {
   }
 };
 
-// A place in the ring of slots, in one of two rounds. A block takes this place and the next.
+// The place of a tile in the slots, in one of two rounds of its slot. A block takes two places: its
+// own and its Second.
+//
+// An even number of slots is a ring. Of three, the first tiles of blocks take the slots 0 and 2 in
+// turn, the second tiles slot 1. A second tile is used up early, by the block's second product, a
+// first tile late, by the sums: so both of the next block are copied while the sums run.
 template <class P>
 struct RingPlace {
+  static constexpr int kPlaces = P::kEven ? 2 * P::kSlots : 8;
   int number = 0;
 
   __device__ __forceinline__ int slot() const {
-    return number >= P::kSlots ? number - P::kSlots : number;
+    if constexpr (P::kEven) return number >= P::kSlots ? number - P::kSlots : number;
+    return number % 2 != 0 ? 1 : number & 2;
   }
-  __device__ __forceinline__ int header() const { return P::kEven ? slot() / 2 : slot(); }
-  __device__ __forceinline__ uint32_t round() const { return number >= P::kSlots; }
-  __device__ __forceinline__ RingPlace After(int places) const {
-    const int next = number + places;
-    return {next >= 2 * P::kSlots ? next - 2 * P::kSlots : next};
+  __device__ __forceinline__ int header() const {
+    if constexpr (P::kEven) return slot() / 2;
+    return number / 2 % 2;
   }
-  __device__ __forceinline__ RingPlace Second() const {
-    return P::kEven ? RingPlace{number + 1} : After(1);
+  __device__ __forceinline__ uint32_t round() const {
+    if constexpr (P::kEven) return number >= P::kSlots;
+    return number % 2 != 0 ? number / 2 % 2 : number / 4;
   }
-  __device__ __forceinline__ RingPlace AfterNext() const { return After(2); }
+  __device__ __forceinline__ RingPlace Second() const { return {number + 1}; }
+  __device__ __forceinline__ RingPlace AfterNext() const {
+    return {number + 2 >= kPlaces ? number + 2 - kPlaces : number + 2};
+  }
 };
 
 struct BackwardArguments {

@@ -36,13 +36,14 @@ struct NearBias {
     return block.map[own / kSquares][part];
   }
   __device__ __forceinline__ float AtBucket(int bucket) const { return values.of[bucket]; }
+  __device__ __forceinline__ static constexpr bool HasPlaces() { return true; }
   __device__ __forceinline__ static constexpr bool Within() { return true; }
   // Returns the value of a place `apart` further than number 0's; AtPlace only if Within.
   __device__ __forceinline__ float AtPlace(int apart) const { return places[apart]; }
   __device__ __forceinline__ float AtAnyPlace(int apart) const { return places[apart]; }
 };
 
-// The same from device memory, for kernels whose tiles leave no room. `own_row` and `other_row` are
+// The same from device memory but for the values, for kernels whose tiles leave no room. `own_row` and `other_row` are
 // the places in the sequence of the warpgroup's first own token and of the block's first.
 template <bool kOwnRows_>
 struct FarBias {
@@ -50,12 +51,14 @@ struct FarBias {
   static constexpr int kParts = 1;
 
   const GpuBias& bias;
+  const BucketValues& values;
   const MapTile* tile = nullptr;
   int distance;  // of number 0
 
-  __device__ __forceinline__ FarBias(const GpuBias& bias, const Plan& plan, int first_strip,
-                                     int own_row, int other_row, int own)
-      : bias(bias) {
+  __device__ __forceinline__ FarBias(const GpuBias& bias, const BucketValues& values,
+                                     const Plan& plan, int first_strip, int own_row, int other_row,
+                                     int own)
+      : bias(bias), values(values) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int apart = other_row - own_row + 2 * (lane % 4) - own % kSquares * kSquare - lane / 4;
     distance = kOwnRows ? apart : -apart;
@@ -70,14 +73,14 @@ struct FarBias {
     return __ldg((kOwnRows ? tile->runs.rows : tile->runs.columns) + own % kSquares);
   }
   __device__ __forceinline__ const uint4* Units(int, int) const { return tile->units; }
-  __device__ __forceinline__ float AtBucket(int bucket) const { return bias.AtBucket(bucket); }
+  __device__ __forceinline__ float AtBucket(int bucket) const { return values.of[bucket]; }
+  __device__ __forceinline__ bool HasPlaces() const { return bias.positions != nullptr; }
   // Returns whether all the warp's distances are in the table, so that their addresses differ by
   // constants.
   __device__ __forceinline__ bool Within() const {
     constexpr int kMost = kStripRows + 8;  // a bound of how far numbers are apart
     const int place = distance + bias.n - 1;
-    return __all_sync(0xFFFFFFFFu, bias.positions != nullptr && place >= kMost &&
-                                       place + kMost <= 2 * bias.n - 2);
+    return __all_sync(0xFFFFFFFFu, place >= kMost && place + kMost <= 2 * bias.n - 2);
   }
   __device__ __forceinline__ float AtPlace(int apart) const {
     const float* const first = bias.positions + (distance + bias.n - 1);
@@ -142,7 +145,9 @@ __device__ __forceinline__ void BeginScores(const Bias& bias, int own, float (&s
   const auto apart = [](int number) {
     return 8 * (number / 4) - 8 * (number / 2 % 2) + number % 2;
   };
-  if (bias.Within()) {
+  if (!bias.HasPlaces()) {
+    BeginScores(bias, own, scores, [](int) { return 0.0f; });
+  } else if (bias.Within()) {
     BeginScores(bias, own, scores, [&](int number) { return bias.AtPlace(apart(number)); });
   } else {
     BeginScores(bias, own, scores, [&](int number) { return bias.AtAnyPlace(apart(number)); });

@@ -32,9 +32,8 @@ class BucketSums {
       : of_buckets_(sums) {}
 
   // Adds the warp's numbers of a block, whose bias this is. `square` is the number of the warp's 16
-  // rows in the tile; `room` is the warp's own shared memory for an integer for each bucket, left
-  // as zeros.
-  template <class Bias>
+  // rows in the tile; `room` is the warp's own shared memory for kRoom integers, left as zeros.
+  template <int kRoom, class Bias>
   __device__ __forceinline__ void Add(const Bias& bias, int square,
                                       const float (&of_scores)[kStripNumbers], int* room) {
     const uint32_t run = bias.Run(square, 0);
@@ -45,7 +44,7 @@ class BucketSums {
     } else if (greatest - least < kFew) {
       AddFew(bias, square, least, greatest, of_scores);
     } else {
-      AddMany(bias, square, of_scores, room);
+      AddMany<kRoom>(bias, square, least, greatest, of_scores, room);
     }
   }
 
@@ -110,10 +109,12 @@ class BucketSums {
   }
 
   // Adds numbers to their buckets in shared memory, as integers: atomic additions of integers give
-  // the same bits in any order. The greatest number sets their unit, 2^-19 of it at most.
-  template <class Bias>
-  __device__ __forceinline__ void AddMany(const Bias& bias, int square,
+  // the same bits in any order. The greatest number sets their unit, 2^-19 of it at most. With less
+  // room than buckets, it goes through them kRoom at a time.
+  template <int kRoom, class Bias>
+  __device__ __forceinline__ void AddMany(const Bias& bias, int square, int least, int greatest,
                                           const float (&of_scores)[kStripNumbers], int* room) {
+    constexpr bool kAll = kRoom >= kMostBuckets;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float most = 0.0f;
 #pragma unroll
@@ -124,23 +125,29 @@ class BucketSums {
     const int exponent = max(__reduce_max_sync(0xFFFFFFFFu, __float_as_int(most)) >> 23, kLeast);
     const float scale = __int_as_float((253 + kBits - exponent) << 23),
                 unit = __int_as_float((exponent + 1 - kBits) << 23);
-#pragma unroll
-    for (int i = 0; i < kBucketsOfLane; ++i) room[lane + 32 * i] = 0;
-    __syncwarp();
-    ForBuckets(bias, square, 0, [&](int number, uint32_t bucket) {
-      constexpr float kWhole = 0x1.8p23f;  // numbers beside it are whole
-      const float at = fmaf(of_scores[number], scale, kWhole);
-      atomicAdd(room + bucket, __float_as_int(at) - __float_as_int(kWhole));
-    });
-    __syncwarp();
     const bool infinite = exponent == 255;
+    for (int first = kAll ? 0 : least; first <= (kAll ? 0 : greatest); first += kRoom) {
+      const auto place_of = [&](int bucket) { return static_cast<unsigned>(bucket - first); };
+      for (int i = lane; i < kRoom; i += 32) room[i] = 0;
+      __syncwarp();
+      ForBuckets(bias, square, 0, [&](int number, uint32_t bucket) {
+        constexpr float kWhole = 0x1.8p23f;  // numbers beside it are whole
+        const float at = fmaf(of_scores[number], scale, kWhole);
+        const unsigned place = place_of(static_cast<int>(bucket));
+        if (kAll || place < kRoom) {
+          atomicAdd(room + place, __float_as_int(at) - __float_as_int(kWhole));
+        }
+      });
+      __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kBucketsOfLane; ++i) {
-      const float sum = unit * static_cast<float>(room[lane + 32 * i]);
-      of_buckets_[i] += infinite ? NAN : sum;
-      room[lane + 32 * i] = 0;
+      for (int i = 0; i < kBucketsOfLane; ++i) {
+        const unsigned place = place_of(lane + 32 * i);
+        if (!kAll && place >= kRoom) continue;
+        of_buckets_[i] += infinite ? NAN : unit * static_cast<float>(room[place]);
+        room[place] = 0;
+      }
+      __syncwarp();
     }
-    __syncwarp();
   }
 
   static __device__ __forceinline__ float SumOf(const float (&numbers)[kStripNumbers]) {

@@ -32,24 +32,32 @@ class TableSums {
 
   // Makes the shared memory ready. All threads of the warpgroup call it before the first block and,
   // if the memory has been used for something else, before others.
-  __device__ __forceinline__ void Clear() { Shared().Clear(1 + group_); }
+  __device__ __forceinline__ void Clear() {
+    if constexpr (!P::kTimesOnly) Shared().Clear(1 + group_);
+  }
 
   // Adds dS of a block whose first column is `column`, with its bias. All threads of the warpgroup
   // call it; `square` is the number of the warp's 16 rows in the tile.
   template <class Bias>
   __device__ __forceinline__ void Add(const OwnPlace& own, int column, const Bias& bias, int square,
                                       const float (&of_scores)[kStripNumbers]) {
-    Diagonals& shared = Shared();
-    if (parts_.places > 0) diagonals_.Add(shared, own, column, of_scores);
-    static_assert(sizeof(shared.of_warps[0]) >= sizeof(int) * kMostBuckets);
-    if (parts_.buckets > 0) {
-      buckets_.Add(bias, square, of_scores, reinterpret_cast<int*>(shared.of_warps[OwnWarp()]));
+    if constexpr (P::kTimesOnly) {
+      buckets_.template Add<FewBuckets::kSize>(bias, square, of_scores,
+                                               memory_.few_buckets[group_].of_warps[OwnWarp()]);
+    } else {
+      Diagonals& shared = Shared();
+      if (parts_.places > 0) diagonals_.Add(shared, own, column, of_scores);
+      static_assert(sizeof(shared.of_warps[0]) >= sizeof(int) * kMostBuckets);
+      if (parts_.buckets > 0) {
+        buckets_.template Add<kMostBuckets>(bias, square, of_scores,
+                                            reinterpret_cast<int*>(shared.of_warps[OwnWarp()]));
+      }
     }
   }
 
   // Writes the sums of the warp.
   __device__ __forceinline__ void Write() {
-    diagonals_.AddToSlice();
+    if constexpr (!P::kTimesOnly) diagonals_.AddToSlice();
     const int warp = static_cast<int>(blockIdx.x) * BiasParts::kWarps + group_ * 4 + OwnWarp();
     float* const to = parts_.of_warps + static_cast<int64_t>(warp) * parts_.OfWarp();
     const float below = SumOfWarp(diagonals_.below()), above = SumOfWarp(diagonals_.above());
