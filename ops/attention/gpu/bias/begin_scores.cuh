@@ -43,8 +43,9 @@ struct NearBias {
   __device__ __forceinline__ float AtAnyPlace(int apart) const { return places[apart]; }
 };
 
-// The same from device memory but for the values, for kernels whose tiles leave no room. `own_row` and `other_row` are
-// the places in the sequence of the warpgroup's first own token and of the block's first.
+// The same from device memory but for the values, for kernels whose tiles leave no room. `own_row`
+// and `other_row` are the places in the sequence of the warpgroup's first own token and of the
+// block's first.
 template <bool kOwnRows_>
 struct FarBias {
   static constexpr bool kOwnRows = kOwnRows_;
