@@ -15,6 +15,8 @@ mfu     the operations that a step needs over those of a large product of bfloat
 matmul  that product, in TFLOP/s
 parts   milliseconds of a step without the backward pass, and of the table alone
 plain   milliseconds of attention forward and back as TensorFlow's own ops compute it, beside the native op
+length  for each of --long: tokens a second of training on one history of this length, and the GiB that
+        TensorFlow uses at most, with recompute="block" beside without it
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import gmeta  # before TensorFlow: it selects Keras
-from gmeta.layers import HSTU
+from gmeta.layers import HSTU, record_lookups
 from gmeta.ops import AttentionMask, HashTable, Jagged, hstu_attention
 from gmeta.ops.table.portable_tables import portable_ops
 from gmeta.optimizers import Adam
+from gmeta.training.joint_optimizer import JointOptimizer
 
 import numpy as np
 import tensorflow as tf
@@ -64,7 +67,9 @@ def operations(dim: int, blocks: int, tokens: int, pairs: int) -> float:
 class Trainer:
     """A model over a table, and its step."""
 
-    def __init__(self, table: HashTable, blocks: int, heads: int) -> None:
+    def __init__(
+        self, table: HashTable, blocks: int, heads: int, recompute: Literal["block"] | None = None
+    ) -> None:
         self.table, dim = table, table.dim
         self.stack = HSTU(
             blocks=blocks,
@@ -72,16 +77,20 @@ class Trainer:
             attention_dim=dim // heads,
             value_dim=dim // heads,
             max_length=LONGEST,
+            recompute=recompute,
             bias_by_place=False,
             bias_by_time=False,
             dtype=tf.keras.mixed_precision.Policy("mixed_bfloat16"),
         )
         self.optimizer = tf.keras.optimizers.Adam(1e-4)
+        self.joint = JointOptimizer(
+            self.optimizer, raises=False
+        )  # updates all weights in one computation, as `fit` does
 
     def loss(self, rows: tf.Tensor, inverse: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         """The loss of distinguishing the next item from another one."""
         items = tf.cast(tf.gather(rows, inverse), tf.bfloat16)
-        seen = self.stack(Jagged(items, offsets)).values[:-1]
+        seen = self.stack(Jagged(items, offsets), training=True).values[:-1]
         told, other = items[1:], tf.roll(items[1:], 777, axis=0)
         margin = tf.reduce_sum(tf.cast(seen * (told - other), tf.float32), axis=1)
         return tf.reduce_mean(tf.nn.softplus(-margin))
@@ -114,7 +123,9 @@ class Trainer:
             loss = self.loss(rows, inverse, offsets)
         weights = self.stack.trainable_variables
         of_rows, *of_weights = tape.gradient(loss, [rows, *weights])
-        self.optimizer.apply_gradients(zip(of_weights, weights, strict=True))
+        with record_lookups() as nothing:  # of collections; the table is trained by itself
+            pass
+        self.joint.step(of_weights, weights, nothing)
         return loss, of_rows
 
 
@@ -171,6 +182,31 @@ def train(name: str, tokens: int, steps: int, device: str, rate: float) -> list[
     ]
 
 
+def long(name: str, length: int, steps: int, device: str) -> list[Result]:
+    """Training one of the models on one long history, with its blocks recomputed and without."""
+    dim, blocks, heads = MODELS[name]
+    ids = tf.constant((np.random.default_rng(0).zipf(1.1, length) * 2654435761) % ITEMS)
+    offsets = tf.constant([0, length], tf.int64)
+    rates: dict[Literal["block"] | None, float] = {}
+    memory: dict[Literal["block"] | None, float] = {}
+    has_gpu = bool(tf.config.list_logical_devices("GPU"))
+    for recompute in (None, "block"):
+        tf.keras.backend.clear_session()
+        table = HashTable(dim, Adam(1e-3), seed=1, name="items", device=device)
+        trainer = Trainer(table, blocks, heads, recompute)
+        trainer.step(ids, offsets)
+        if has_gpu:
+            tf.config.experimental.reset_memory_stats("GPU:0")
+        rates[recompute] = length / seconds(lambda _, step=trainer.step: step(ids, offsets), steps, warm_up=1)
+        if has_gpu:
+            memory[recompute] = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**30
+    path = f"gpu_hstu/{name}/length{length}"
+    found = [Result(f"{path}/train", rates["block"], "tokens/s", "all kept", rates[None])]
+    if memory:
+        found.append(Result(f"{path}/memory", memory["block"], "GiB", "all kept", memory[None]))
+    return found
+
+
 def plain(tokens: int, length: int, heads: int, width: int, steps: int) -> Result:
     """Attention forward and back in TensorFlow, native and in plain ops."""
     offsets = tf.range(0, tokens + 1, length, tf.int64)
@@ -199,16 +235,19 @@ def main() -> None:
     options.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     options.add_argument("--tokens", type=int, default=65_536, help="tokens of a step")
     options.add_argument("--steps", type=int, default=10)
+    options.add_argument("--long", nargs="*", type=int, default=[16_384, 65_536, 100_000])
     options.add_argument("--device", default="gpu", help="device of the table (default: %(default)s)")
     options.add_argument("--matmul", type=int, default=8192, help="rows of the product for comparison")
     args = options.parse_args()
     if args.smoke:
         MODELS.update(d512x3=(128, 2, 2), d1024x22=(128, 3, 1))
-        args.tokens, args.steps, args.matmul = 1_500, 1, 256
+        args.tokens, args.steps, args.matmul, args.long = 1_500, 1, 256, [200]
     rate = matmul_rate(args.matmul)
     results = [Result("gpu_hstu/matmul", rate / 1e12, "TFLOP/s")]
     for name in args.models:
         results += train(name, args.tokens, args.steps, args.device, rate)
+    for length in args.long:
+        results += long(args.models[-1], length, min(args.steps, 3), args.device)
     results.append(plain(256, 64, 2, 64, 1) if args.smoke else plain(16_384, 1024, 4, 128, args.steps))
     gpus = tf.config.list_physical_devices("GPU")
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", "GPU") for gpu in gpus]

@@ -7,7 +7,8 @@ tokens' times. They are the same for all blocks, so a stack computes them once a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,6 +93,35 @@ class SequenceLayer(tf.keras.layers.Layer):
         return cls(**{**config, "mask": from_config(config["mask"])})
 
 
+class SeededDropout(tf.keras.layers.Dropout):
+    """Keras' dropout, which within `seeded` depends on a seed alone, so that it can be repeated."""
+
+    _seed_of_calls: tf.Tensor | None = None
+    _calls = 0
+
+    def draw_seed(self) -> tf.Tensor:
+        """Draw a seed for some calls, (2,) int32."""
+        with tf.device("CPU:0"):
+            return tf.random.uniform([2], maxval=tf.int32.max, dtype=tf.int32, seed=self.seed)
+
+    @contextmanager
+    def seeded(self, seed: tf.Tensor) -> Iterator[None]:
+        """Derive the dropout of each call in a ``with`` block from a seed and the call's number there."""
+        self._seed_of_calls, self._calls = seed, 0
+        try:
+            yield
+        finally:
+            self._seed_of_calls = None
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Drop numbers in training."""
+        if self._seed_of_calls is None or not training or not self.rate:
+            return super().call(inputs, training=training)
+        self._calls += 1
+        seed = tf.random.fold_in(self._seed_of_calls, self._calls)
+        return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed=seed)
+
+
 class SequenceBlock(SequenceLayer):
     """A block of attention and the layers that follow it, with a residual connection.
 
@@ -149,7 +179,7 @@ class SequenceBlock(SequenceLayer):
         self.heads, self.attention_dim, self.value_dim = heads, attention_dim, value_dim
         self.max_length, self.dropout, self.seed = max_length, dropout, seed
         self.bias_by_place, self.bias_by_time = bias_by_place, bias_by_time
-        self.drop = tf.keras.layers.Dropout(dropout, seed=seed, name="dropout", dtype=self.dtype_policy)
+        self.drop = SeededDropout(dropout, seed=seed, name="dropout", dtype=self.dtype_policy)
         self.bias_tables = RelativeBiasTables(
             max_length,
             by_place=bias_by_place,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import tensorflow as tf
 from tf_keras.src.mixed_precision.autocast_variable import enable_auto_cast_variables
 
 from gmeta.core.errors import ConfigError
+from gmeta.core.graph import recompute
 from gmeta.layers.sequence.block import SequenceBlock, SequenceLayer
 from gmeta.layers.sequence.reading import Kept, Reading, SequenceView, sequence_view
 from gmeta.ops import AttentionMask, Jagged, RelativeBias, hstu_attention, jagged
@@ -26,6 +28,9 @@ class SequenceStack(SequenceLayer):
 
     Args:
       blocks: Number of blocks.
+      recompute: ``"block"``: in training, keep only each block's input, and compute the rest again for its
+        gradient. Activations then take the memory of one block, and a step one more forward pass (Chen et
+        al., "Training Deep Nets with Sublinear Memory Cost", 2016). None: keep all.
       mask: Which tokens see which. None: a token sees those before it.
       seed: Seed of the initial values and of dropout; each block derives its own seed from it.
       name: Name of the layer.
@@ -40,6 +45,7 @@ class SequenceStack(SequenceLayer):
         self,
         *,
         blocks: int,
+        recompute: Literal["block"] | None = None,
         mask: AttentionMask | None = None,
         seed: int = 0,
         name: str | None = None,
@@ -50,7 +56,9 @@ class SequenceStack(SequenceLayer):
         super().__init__(mask=mask, name=name, dtype=dtype, trainable=trainable)
         if blocks < 1:
             raise ConfigError(f"{self.name}: blocks must be at least 1, got {blocks}")
-        self.settings, self.seed = settings, seed
+        if recompute not in ("block", None):
+            raise ConfigError(f"{self.name}: recompute must be 'block' or None, got {recompute!r}")
+        self.settings, self.seed, self.recompute = settings, seed, recompute
         self.blocks = [
             self.BLOCK(
                 mask=self.mask,
@@ -72,8 +80,26 @@ class SequenceStack(SequenceLayer):
     ) -> tf.Tensor:
         """Run the blocks one after another, (total, dim) -> (total, dim)."""
         for block in self.blocks:
-            values = block(Jagged(values, offsets), view=view, training=training).values
+            if self.recompute is None or not training:
+                values = block(Jagged(values, offsets), view=view, training=training).values
+            else:
+                values = self._recomputed(block, values, offsets, view)
         return values
+
+    @staticmethod
+    def _recomputed(
+        block: SequenceBlock, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView
+    ) -> tf.Tensor:
+        """Run a block in training, and again for its gradient, with the same dropout."""
+        seed = block.drop.draw_seed()
+
+        def run(given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            with block.drop.seeded(seed):
+                return [block(Jagged(given[0], offsets), view=view, training=True).values]
+
+        if not block.built:
+            run([values])  # variables that the call creates aren't those that it reads
+        return recompute(run, [values])[0]
 
     def check_reads_on(self) -> None:
         """Check that tokens can be appended to what the stack has read: `read` and `read_on`.
@@ -246,6 +272,7 @@ class SequenceStack(SequenceLayer):
     def get_config(self) -> dict[str, Any]:
         """Return the arguments that recreate this layer."""
         own = {**self.settings, "blocks": len(self.blocks), "seed": self.seed}
+        own |= {} if self.recompute is None else {"recompute": self.recompute}
         return {**super().get_config(), **own}
 
 

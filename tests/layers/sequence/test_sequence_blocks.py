@@ -191,3 +191,61 @@ def test_a_saved_model_is_loaded_whole(make, tmp_path):
     model.save(tmp_path / "model.keras")
     loaded = tf.keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded(inputs), model(inputs))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", [HSTU, FuXi], ids=["hstu", "fuxi"])
+def test_blocks_that_are_recomputed_have_the_same_gradients(kind, dropout, policy):
+    drawn = draw_sequences(3, [(1, 9, 2), (0, 4, 0)], DIM, AttentionMask())
+    x = tf.constant(drawn.x, tf.float32)
+
+    def gradients(layer, by_function):
+        def of_loss():
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                out = layer(Jagged(x, tf.constant(drawn.offsets)), **drawn.arguments, training=True).values
+                loss = tf.reduce_sum(tf.cast(out, tf.float32) ** 2)
+            return [out, *tape.gradient(loss, [x, *layer.trainable_weights])]
+
+        return (tf.function(of_loss) if by_function else of_loss)()
+
+    settings = {"blocks": 3, "dropout": dropout, "dtype": policy, **SIZES}
+    kept, again = moved_alike(kind(**settings), kind(**settings, recompute="block"), drawn)
+    assert kind.from_config(again.get_config()).recompute == "block"
+    if not dropout:
+        for by_function in (False, True):
+            for one, other in zip(gradients(kept, by_function), gradients(again, by_function), strict=True):
+                # Where TensorFlow fuses ops, half precision is rounded in other places.
+                near = {"rtol": 1e-6, "atol": 1e-6} if policy == "float32" else {"rtol": 0.05, "atol": 0.05}
+                np.testing.assert_allclose(tf.cast(one, tf.float32), tf.cast(other, tf.float32), **near)
+        return
+    # With dropout, the gradient belongs to the numbers that the forward pass dropped: along a direction, the
+    # loss of a repeated call changes as the gradient says.
+    if policy != "float32":
+        return
+    seeds = [block.drop.draw_seed() for block in again.blocks]
+    for block, seed in zip(again.blocks, seeds, strict=True):
+        block.drop.draw_seed = lambda seed=seed: seed
+
+    def loss_at(x):
+        out = again(Jagged(x, tf.constant(drawn.offsets)), **drawn.arguments, training=True).values
+        return tf.reduce_sum(tf.cast(out, tf.float64) ** 2)
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = loss_at(x)
+    along = tape.gradient(loss, x)
+    step = 1e-3 / float(tf.norm(along))
+    change = float(loss_at(x + step * along) - loss_at(x - step * along)) / (2 * step)
+    assert change == pytest.approx(float(tf.reduce_sum(along**2)), rel=2e-3)
+
+
+def moved_alike(one, other, drawn):
+    """Two layers with the same weights."""
+    for layer in (one, other):
+        called(layer, drawn)
+    moved(one)
+    for own, given in zip(other.weights, one.weights, strict=True):
+        own.assign(given)
+    return one, other
