@@ -145,30 +145,34 @@ def _sum_of_squares(values: Any) -> tf.Tensor:
 
 def _search(gradients: Sequence[NamedGradient], samples: tf.Tensor | float) -> tf.Tensor:
     with tf.device("CPU:0"):  # only non-finite gradients are copied here from a GPU
-        found = tf.stack([_first_bad(each, samples) for each in gradients])
-    # TensorFlow never frees `describe`, so it must not reference the tables.
-    owners = [each.of if isinstance(each.of, str) else weakref.ref(each.of) for each in gradients]
+        values = [tf.convert_to_tensor(each.values) for each in gradients]
+        keys = [tf.zeros([0], tf.int64) if each.keys is None else each.keys() for each in gradients]
+        # TensorFlow never frees `describe`, so it must not reference the tables.
+        owners = [each.of if isinstance(each.of, str) else weakref.ref(each.of) for each in gradients]
 
-    def describe(counts_and_keys: tf.Tensor) -> str:
-        parts = [
-            (owner if isinstance(owner, str) else name_row(owner(), key))
-            + (f" and {count - 1} more" if count > 1 else "")
-            for owner, (count, key) in zip(owners, counts_and_keys.numpy().tolist(), strict=True)
-            if count
-        ]
-        return _list(parts[:_NAMED], len(parts))
+        # One op, because a step that isn't searched has to pass all that the search would run.
+        def describe(samples: tf.Tensor, *tensors: tf.Tensor) -> str:
+            parts = []
+            for owner, of_rows, given in zip(
+                owners, tensors[: len(owners)], tensors[len(owners) :], strict=True
+            ):
+                count, key = _first_bad(of_rows, given, samples, isinstance(owner, str))
+                if count:
+                    named = owner if isinstance(owner, str) else name_row(owner(), key)
+                    parts.append(named + (f" and {count - 1} more" if count > 1 else ""))
+            return _list(parts[:_NAMED], len(parts))
 
-    return tf.ensure_shape(tf.py_function(describe, [found], tf.string), [])
+        samples = tf.cast(samples, tf.float32)
+        return tf.ensure_shape(tf.py_function(describe, [samples, *values, *keys], tf.string), [])
 
 
-def _first_bad(gradient: NamedGradient, samples: tf.Tensor | float) -> tf.Tensor:
+def _first_bad(values: tf.Tensor, keys: tf.Tensor, samples: tf.Tensor, is_dense: bool) -> tuple[int, int]:
     """Return the number of keys whose gradient isn't finite, and the first of them; 1 and 0 if dense."""
-    values = tf.convert_to_tensor(gradient.values)
     bad = ~tf.math.is_finite(tf.math.multiply_no_nan(values, tf.cast(samples, values.dtype)))
-    if gradient.keys is None:
-        return tf.stack([tf.cast(tf.reduce_any(bad), tf.int64), tf.constant(0, tf.int64)])
-    keys, _ = tf.unique(tf.gather(gradient.keys(), tf.where(tf.reduce_any(bad, axis=1))[:, 0]))
-    return tf.stack([tf.size(keys, tf.int64), tf.concat([keys, [0]], axis=0)[0]])
+    if is_dense:
+        return int(tf.reduce_any(bad)), 0
+    found, _ = tf.unique(tf.gather(keys, tf.where(tf.reduce_any(bad, axis=1))[:, 0]))
+    return int(tf.size(found)), int(tf.concat([found, [0]], axis=0)[0])
 
 
 def _list(names: Sequence[str], count: int) -> str:
