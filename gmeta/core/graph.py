@@ -354,5 +354,5 @@ def _not_before(tensors: Sequence[tf.Tensor], gradient: tf.Tensor) -> list[tf.Te
     Otherwise TensorFlow would notice that the results were computed before, and keep those.
     """
     first = tf.reduce_max(tf.reshape(gradient, [-1])[:1])
-    zero = tf.where(first == first, tf.zeros_like(first), first)
+    zero = tf.cast(tf.math.is_nan(first) & (first == first), first.dtype)  # of any number
     return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]

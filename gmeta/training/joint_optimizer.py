@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,10 @@ from gmeta.training.mean_gradients import (
 )
 from gmeta.training.rank_steps import RankNotes
 from gmeta.training.table_rule import Clipping, follow_late
+
+_OF_UPDATES = ("_distributed_apply_gradients_fn", "_update_step_xla")  # by which Keras updates variables
+_MOST_JOINT = 8  # sets of variables, such as those with gradients in a step
+_HOOKED = threading.RLock()
 
 
 class JointOptimizer:
@@ -339,34 +344,41 @@ class JointOptimizer:
         Keras compiles one for each variable, and a GPU waits 60 microseconds between two of them.
         """
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        separately = getattr(inner, "_distributed_apply_gradients_fn", None)
-        compiles = getattr(inner, "jit_compile", False) and not inner.use_ema
-        if separately is None or not compiles or tf.distribute.has_strategy():
+        own = [getattr(type(inner), name, None) for name in _OF_UPDATES]
+        is_kerases = own == [getattr(tf.keras.optimizers.Optimizer, name, None) for name in _OF_UPDATES]
+        if not is_kerases or not inner.jit_compile or inner.use_ema or tf.distribute.has_strategy():
             yield
             return
 
         def jointly(strategy: Any, pairs: Any, **kwargs: Any) -> Any:
             pairs = list(pairs)
             dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
-            variables = [variable for _, variable in dense]
-            key = tuple(map(id, variables))
-            if key not in self._joint_updates:
+            update = self._joint_update(inner, [variable for _, variable in dense])
+            if update is not None:
+                update([gradient for gradient, _ in dense])
+                pairs = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
+            return own[0](inner, strategy, pairs, **kwargs)  # the others', and the count of steps
 
-                def update(gradients: list[tf.Tensor]) -> None:
-                    for gradient, variable in zip(gradients, variables, strict=True):
-                        inner._update_step(gradient, variable)
+        with _HOOKED:  # other threads may train with the same optimizer
+            inner._distributed_apply_gradients_fn = jointly
+            try:
+                yield
+            finally:
+                vars(inner).pop("_distributed_apply_gradients_fn", None)
 
-                self._joint_updates[key] = tf.function(update, jit_compile=True)
-            if dense:
-                self._joint_updates[key]([gradient for gradient, _ in dense])
-            # The others', and the count of steps.
-            return separately(strategy, [p for p in pairs if isinstance(p[0], tf.IndexedSlices)], **kwargs)
+    def _joint_update(self, inner: Any, variables: list[tf.Variable]) -> Any:
+        """Return the compiled update of variables; None if there are none, or it would be one too many."""
+        key = tuple(map(id, variables))
+        if key not in self._joint_updates:
+            if not variables or len(self._joint_updates) == _MOST_JOINT:
+                return None
 
-        inner._distributed_apply_gradients_fn = jointly
-        try:
-            yield
-        finally:
-            del inner._distributed_apply_gradients_fn
+            def update(gradients: list[tf.Tensor]) -> None:
+                for gradient, variable in zip(gradients, variables, strict=True):
+                    inner._update_step(gradient, variable)
+
+            self._joint_updates[key] = tf.function(update, jit_compile=True)
+        return self._joint_updates[key]
 
 
 def rate_of_next_step(optimizer: Any) -> tf.Tensor:

@@ -30,7 +30,8 @@ class SequenceStack(SequenceLayer):
       blocks: Number of blocks.
       recompute: ``"block"``: in training, keep only each block's input, and compute the rest again for its
         gradient. Activations then take the memory of one block, and a step one more forward pass (Chen et
-        al., "Training Deep Nets with Sublinear Memory Cost", 2016). None: keep all.
+        al., "Training Deep Nets with Sublinear Memory Cost", 2016). Inside ``tf.cond`` or ``tf.while_loop``,
+        TensorFlow then takes gradients within the branch or loop only. None: keep all.
       mask: Which tokens see which. None: a token sees those before it.
       seed: Seed of the initial values and of dropout; each block derives its own seed from it.
       name: Name of the layer.
@@ -79,6 +80,12 @@ class SequenceStack(SequenceLayer):
         self, values: tf.Tensor, offsets: tf.Tensor, view: SequenceView, training: bool | None
     ) -> tf.Tensor:
         """Run the blocks one after another, (total, dim) -> (total, dim)."""
+        if self.recompute is not None and tf.is_tensor(training):
+            training = tf.get_static_value(training)
+            if training is None:
+                raise ConfigError(
+                    f"{self.name}: recompute='block' needs training=True or False, not a tensor"
+                )
         for block in self.blocks:
             if self.recompute is None or not training:
                 values = block(Jagged(values, offsets), view=view, training=training).values

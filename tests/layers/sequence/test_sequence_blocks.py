@@ -241,6 +241,32 @@ def test_blocks_that_are_recomputed_have_the_same_gradients(kind, dropout, polic
     assert change == pytest.approx(float(tf.reduce_sum(along**2)), rel=2e-3)
 
 
+def test_a_bad_gradient_stays_in_its_sequence_when_blocks_are_recomputed():
+    layer, x = HSTU(blocks=2, recompute="block", **SIZES), tf.random.stateless_normal([9, DIM], [1, 2])
+    batch = Jagged(x, tf.constant([0, 4, 9], tf.int64))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        out = layer(batch._replace(values=x), times=tf.range(9), training=True).values
+    upstream = tf.tensor_scatter_nd_update(tf.ones_like(out), [[0, 0]], [np.nan])
+    bad = np.isnan(tape.gradient(out, x, upstream)).any(axis=1)
+    assert bad[:4].any()
+    assert not bad[4:].any()
+
+
+def test_recomputing_refuses_a_training_that_a_graph_decides():
+    layer = HSTU(blocks=1, recompute="block", **SIZES)
+    batch = Jagged(tf.zeros([2, DIM]), tf.constant([0, 2], tf.int64))
+
+    @tf.function
+    def call(training):
+        return layer(batch, times=tf.range(2), training=training).values
+
+    with pytest.raises(ConfigError, match="training=True or False, not a tensor"):
+        call(tf.constant(True))
+    with pytest.raises(ConfigError, match="must be 'block' or None, got 'all'"):
+        HSTU(blocks=1, recompute="all", **SIZES)
+
+
 def moved_alike(one, other, drawn):
     """Two layers with the same weights."""
     for layer in (one, other):

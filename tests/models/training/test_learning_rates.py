@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -227,5 +228,24 @@ def test_a_gpu_updates_all_variables_in_one_computation(eager):
         assert int(optimizer.iterations) == 3
         found.append([variable.numpy() for variable in (*model.variables, *optimizer.variables)])
     assert calls == ([] if eager else [1, 4])
+    assert "_distributed_apply_gradients_fn" not in vars(optimizer)
     for ours, of_keras in zip(*found, strict=True):
         np.testing.assert_array_equal(ours, of_keras)
+
+
+def test_threads_may_step_with_one_optimizer():
+    optimizer = tf.keras.optimizers.SGD(1.0)
+    optimizer.jit_compile = True
+    weights = [tf.Variable(float(number)) for number in range(2)]
+    optimizer.build(weights)
+
+    def train(number):
+        joint = joint_optimizer.JointOptimizer(optimizer)
+        with record_lookups() as nothing:
+            pass
+        for _ in range(10):
+            joint.step([tf.constant(1.0)], [weights[number]], nothing)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, range(2)))
+    assert [float(weight) for weight in weights] == [-10.0, -9.0]
