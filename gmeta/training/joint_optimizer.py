@@ -344,9 +344,9 @@ class JointOptimizer:
         Keras compiles one for each variable, and a GPU waits 60 microseconds between two of them.
         """
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        own = [getattr(type(inner), name, None) for name in _OF_UPDATES]
-        is_kerases = own == [getattr(tf.keras.optimizers.Optimizer, name, None) for name in _OF_UPDATES]
-        if not is_kerases or not inner.jit_compile or inner.use_ema or tf.distribute.has_strategy():
+        keras: Any = tf.keras.optimizers.Optimizer
+        overrides = any(getattr(type(inner), each, None) != getattr(keras, each) for each in _OF_UPDATES)
+        if overrides or not inner.jit_compile or inner.use_ema or tf.distribute.has_strategy():
             yield
             return
 
@@ -357,7 +357,8 @@ class JointOptimizer:
             if update is not None:
                 update([gradient for gradient, _ in dense])
                 pairs = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
-            return own[0](inner, strategy, pairs, **kwargs)  # the others', and the count of steps
+            # The others', and the count of steps.
+            return keras._distributed_apply_gradients_fn(inner, strategy, pairs, **kwargs)
 
         with _HOOKED:  # other threads may train with the same optimizer
             inner._distributed_apply_gradients_fn = jointly
