@@ -197,7 +197,8 @@ def concat(first: Jagged, *others: Jagged) -> Jagged:
             tf.add_n([tf.zeros_like(begins[0]), *ends[:number], *begins[number + 1 :]])
             for number in range(len(parts))
         ]
-    tokens, _ = _stretches(tf.reshape(starts, [-1]), tf.reshape(counts, [-1]), total)
+        starts, counts = tf.reshape(starts, [-1]), tf.reshape(counts, [-1])
+    tokens, _ = _stretches(starts, counts, total)
 
     def places() -> tf.Tensor:
         """Compute where each token goes, part by part."""

@@ -71,10 +71,16 @@ def test_sizes_and_conditions_of_a_step_are_computed_in_host_memory():
         if op.inputs[number].dtype in (tf.bool, tf.int64)
     ]
     assert len(read) > 20
-    given = ("Const", "Placeholder", "Shape", "ReadVariableOp")
-    assert not [
-        (name, each.name) for name, each in read if "CPU" not in each.device and each.type not in given
-    ]
+    given = ("Const", "Placeholder", "ReadVariableOp", "Shape", "Size")
+
+    def on_gpu(op):
+        return "CPU" not in op.device and op.type not in given
+
+    assert not [(name, each.name) for name, each in read if on_gpu(each)]
+    # Nor does the host read anything else that TensorFlow would compute on a GPU.
+    of_trunk = [op for op in ops if op.name.startswith("trunk/") and "CPU" in op.device]
+    assert len(of_trunk) > 50
+    assert not [(op.name, each.op.name) for op in of_trunk for each in op.inputs if on_gpu(each.op)]
 
 
 def flat(logits, task="ctcvr"):
