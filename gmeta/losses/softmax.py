@@ -216,7 +216,10 @@ class _LookBack:
         self.vectors = vectors
         rows, places = jagged.row_ids(vectors), jagged.positions(vectors)
         padded_ids = jagged.to_padded(Jagged(earlier_ids, vectors.offsets))
-        here = tf.range(tf.shape(padded_ids, tf.int64)[1]) <= places[:, tf.newaxis]
+        shape = tf.shape(padded_ids, tf.int64)
+        with tf.device("CPU:0"):
+            longest = shape[1]
+        here = tf.range(longest, dtype=tf.int64) <= places[:, tf.newaxis]
         same = tf.gather(padded_ids, rows) == ids[:, tf.newaxis]
         self.repeats = tf.reduce_any(here & same, axis=1)
         self.absent = same | ~here

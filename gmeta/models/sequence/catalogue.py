@@ -149,19 +149,17 @@ class Catalogue(tf.__internal__.tracking.AutoTrackable):
           ConfigError: Ids are of another kind; or an id is unknown, which the message names (in a graph,
             if it runs within `gmeta.core.graph.name_refusals`).
         """
-        found = self.find(ids)
-        good = found >= 0
-        first = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # the size, if no id is bad
-        texts = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
         known = f"items={self.size} has the ids from 0 to {self.size - 1}"
         if self._keys is not None:
             known = f"items= has {self.size} others. Leave such events out, or add the id"
-        told = [
-            f"{self._owner}: {self._feature} ",
-            tf.concat([texts, [""]], 0)[first],
-            f" is not in the catalogue; {known}",
-        ]
-        return refuse_unless(found, good, tf.strings.join(told))
+        with tf.device("CPU:0"):  # where a batch's ids are: a GPU would wait for the answer
+            found = self.find(ids)
+            good = found >= 0
+            first = tf.argmin(tf.cast(tf.concat([good, [False]], 0), tf.int32))  # the size, if no id is bad
+            bad = ids[first : first + 1]
+            text = tf.strings.reduce_join(bad if ids.dtype == tf.string else tf.strings.as_string(bad))
+            told = [f"{self._owner}: {self._feature} ", text, f" is not in the catalogue; {known}"]
+            return refuse_unless(found, good, tf.strings.join(told))
 
     def count(self, numbers: tf.Tensor) -> None:
         """Count an occurrence of each item, by their numbers (n,)."""

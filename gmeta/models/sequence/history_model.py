@@ -312,7 +312,11 @@ class HistoryModel(Model):
             if column.values.dtype.is_integer:
                 column = column._replace(values=tf.cast(column.values, tf.int64))
             if longest is not None:
-                column = jagged.slice_(column, tf.maximum(jagged.lengths(column) - longest, 0))
+                # Offsets are on the host (`gmeta.ops.jagged`), and so are ids, of which keys are made there.
+                with tf.device("CPU:0"):
+                    begin = tf.maximum(jagged.lengths(column) - longest, 0)
+                with tf.device("CPU:0" if name == self.item else None):
+                    column = jagged.slice_(column, begin)
             found.append(column)
         return found[0], found[1] if self.time is not None else None
 
@@ -349,9 +353,13 @@ def check_times(name: str, backbone: Any, time: str | None) -> None:
 
 def but_first(sequences: Jagged) -> Jagged:
     """Leave out the first token of each sequence that has one."""
-    return jagged.slice_(sequences, tf.minimum(jagged.lengths(sequences), 1))
+    with tf.device("CPU:0"):
+        begin = tf.minimum(jagged.lengths(sequences), 1)
+    return jagged.slice_(sequences, begin)
 
 
 def but_last(sequences: Jagged) -> Jagged:
     """Leave out the last token of each sequence that has one."""
-    return jagged.split(sequences, tf.maximum(jagged.lengths(sequences) - 1, 0))[0]
+    with tf.device("CPU:0"):
+        heads = tf.maximum(jagged.lengths(sequences) - 1, 0)
+    return jagged.split(sequences, heads)[0]

@@ -326,13 +326,13 @@ class NextItemModel(HistoryModel):
         if _DRAWN not in x:
             # All ranks count the same optimizer steps, also a rank without users in a step.
             return items, times, self.draw(but_first(items), self.step_number)
-        drawn = x[_DRAWN]
-        return items, times, drawn.values if isinstance(drawn, Jagged) else drawn
+        return items, times, drawn.values if isinstance(drawn := x[_DRAWN], Jagged) else drawn
 
     def _wanted(self, items: Jagged, drawn: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return the input of a step's lookup; only ids that the catalogue has are embedded."""
-        numbers = tf.concat([items.values, tf.reshape(drawn, [-1])], axis=0)
-        return {self.item: self.catalogue.keys(numbers)}
+        numbers = [items.values, tf.reshape(drawn, [-1])]
+        with tf.device("CPU:0"):  # where keys are made of them
+            return {self.item: self.catalogue.keys(tf.concat(numbers, axis=0))}
 
     def lookup_inputs(self, data: Any) -> list[tuple[EmbeddingCollection, Any]]:
         """Return the one lookup of a train step: of histories and negatives."""
