@@ -354,5 +354,6 @@ def _not_before(tensors: Sequence[tf.Tensor], gradient: tf.Tensor) -> list[tf.Te
     Otherwise TensorFlow would notice that the results were computed before, and keep those.
     """
     first = tf.reduce_max(tf.reshape(gradient, [-1])[:1])
-    zero = tf.cast(tf.math.is_nan(first) & (first == first), first.dtype)  # of any number
+    # Always 0, also for NaN, in a form that TensorFlow doesn't simplify.
+    zero = tf.cast(tf.math.is_nan(first) & (first == first), first.dtype)
     return [tensor + tf.cast(zero, tensor.dtype) for tensor in tensors]

@@ -419,5 +419,5 @@ def _per_sample(bias: tf.Tensor, hidden: tf.Tensor) -> tf.Tensor:
     each = tf.expand_dims(bias, 1)
     if hidden.dtype.size >= 4 or not on_gpu() or is_mapped():
         return each
-    # A product, whose gradient is one too: TensorFlow sums columns of half precision 40 times as slowly.
+    # A product, whose gradient is one too: TensorFlow sums columns of half precision slowly.
     return tf.matmul(tf.ones([*bias.shape[:1], tf.shape(hidden)[1], 1], each.dtype), each)

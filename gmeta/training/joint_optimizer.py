@@ -36,8 +36,8 @@ from gmeta.training.rank_steps import RankNotes
 from gmeta.training.table_rule import Clipping, follow_late
 
 _OF_UPDATES = ("_distributed_apply_gradients_fn", "_update_step_xla")  # by which Keras updates variables
-_MOST_JOINT = 8  # sets of variables, such as those with gradients in a step
-_HOOKED = threading.RLock()
+_MOST_JOINT = 8  # sets of variables that one optimizer compiles an update for
+_HOOKED = threading.RLock()  # held while an optimizer's own update is replaced
 
 
 class JointOptimizer:
@@ -341,7 +341,7 @@ class JointOptimizer:
     def _updates_joined(self) -> Iterator[None]:
         """Make the Keras optimizer compile the updates of all variables as one XLA computation.
 
-        Keras compiles one for each variable, and a GPU waits 60 microseconds between two of them.
+        Keras compiles one for each variable, and a GPU is idle between two of them.
         """
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         keras: Any = tf.keras.optimizers.Optimizer

@@ -83,9 +83,8 @@ class Trainer:
             dtype=tf.keras.mixed_precision.Policy("mixed_bfloat16"),
         )
         self.optimizer = tf.keras.optimizers.Adam(1e-4)
-        self.joint = JointOptimizer(
-            self.optimizer, raises=False
-        )  # updates all weights in one computation, as `fit` does
+        # It updates all weights in one computation, as `fit` does.
+        self.joint = JointOptimizer(self.optimizer, raises=False)
 
     def loss(self, rows: tf.Tensor, inverse: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         """The loss of distinguishing the next item from another one."""

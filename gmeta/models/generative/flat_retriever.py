@@ -359,7 +359,9 @@ class FlatRetriever(CodeModel):
             return tokens, None
         of_digits = Jagged(tf.repeat(times.values, levels), items.offsets * levels)
         # The beginning has the time of the first item.
-        starts = jagged.last(jagged.slice_(times, 0, tf.minimum(jagged.lengths(times), 1)))
+        with tf.device("CPU:0"):  # as all offsets (`gmeta.ops.jagged`)
+            size = tf.minimum(jagged.lengths(times), 1)
+        starts = jagged.last(jagged.slice_(times, 0, size))
         return tokens, jagged.concat(Jagged(tf.boolean_mask(starts, first), each), of_digits)
 
     def _enter(self, tokens: Jagged, training: bool) -> Jagged:

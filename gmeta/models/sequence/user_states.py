@@ -203,7 +203,8 @@ class _Items(NamedTuple):
 
     def last(self, most: tf.Tensor) -> _Items:
         """Take the last items of each history, at most so many, (users,) int64."""
-        begin = tf.maximum(jagged.lengths(self.keys) - most, 0)
+        with tf.device("CPU:0"):  # as all offsets (`gmeta.ops.jagged`)
+            begin = tf.maximum(jagged.lengths(self.keys) - most, 0)
         times = None if self.times is None else jagged.slice_(self.times, begin)
         return _Items(jagged.slice_(self.keys, begin), times)
 

@@ -24,8 +24,8 @@
 //
 // If the bias's tables need gradients, the pass for dQ has all of dS in its registers, and sums it
 // as well (table_sums.cuh). Then each block of threads has the same tiles in each run, and its next
-// products wait for these sums. At width 256 there are slots for one block only: the next one is
-// copied while dS is summed.
+// products wait for these sums. At width 256 the sums by place leave slots for one block only: the
+// next one is copied while dS is summed. A bias of times alone leaves three slots.
 //
 // Invariants. A block past a sequence's end reads other sequences' numbers, perhaps NaN. Their X
 // and Y are replaced by zeros, not multiplied. Their rows of B and B' are zeroed in shared memory
