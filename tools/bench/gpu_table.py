@@ -1,4 +1,4 @@
-"""The GPU table and deduplication on the GPU, by the library's C interface, without TensorFlow.
+"""The GPU table and deduplication on the GPU, by the library's C interface.
 
     python tools/bench/gpu_table.py --json FILE
 

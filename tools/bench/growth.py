@@ -15,7 +15,7 @@ longest   the longest batch
 median    the median batch
 ratio     longest / median
 
-With --device gpu the table is in a GPU's memory, by the library's C interface, without TensorFlow. A batch is
+With --device gpu the table is in a GPU's memory, by the library's C interface. A batch is
 timed by the host's clock, until the GPU is done, and by CUDA events ("by_events"). With --hbm-rows the table
 has that many rows in the GPU's memory, and the others in host memory (Tiers).
 

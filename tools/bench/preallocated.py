@@ -1,7 +1,7 @@
 """A growing table compared with a preallocated one that has a sorted map of ids: memory, rates and limits.
 
     python tools/bench/preallocated.py --json FILE
-    python tools/bench/preallocated.py --device gpu --json FILE         (with PyTorch, without TensorFlow)
+    python tools/bench/preallocated.py --device gpu --json FILE         (with PyTorch, by the C interface)
 
 The peer is our own form of TorchRec's Managed Collision Handling, the peer of MTGenRec's table 4; it isn't
 that library. parts/preallocated/numpy_form.py describes it, torch_form.py is the same on a GPU. It makes all
@@ -17,7 +17,7 @@ rows         rows a second that this trains: in the preallocated table, ids that
 start, then  bytes at the start, and after the rounds
 needed, fit  bytes that the preallocated table takes, and rows that nine tenths of the free memory hold
 
-If the preallocated table doesn't fit there, it is absent.
+If the preallocated table doesn't fit there beside ours, it is absent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(given: Namespace, place: ModuleType, form: str, dim: int) -> list[Re
     capacity = given.capacity if form == "roomy" else given.ids // 10
     needed, free = bytes_needed(capacity, dim), _FREE_SHARE * place.free_bytes()
     contenders = {"own": place.Own(dim, None if form == "roomy" else capacity)}
-    if needed < free:
+    if needed + bytes_needed(min(capacity, given.ids), dim) < free:
         contenders["peer"] = place.Peer(capacity, dim, given.interval)
     start = {name: table.bytes() for name, table in contenders.items()}
     draw = Zipf(given.ids, _SKEW, 0)

@@ -52,7 +52,7 @@ class GpuTablePolicies {
   }
 
   // Whether inserting lookups need decisions from the host.
-  bool decide() const { return !admits_all_ || eviction_.has_value(); }
+  bool admits_some() const { return !admits_all_; }
   bool evict() const { return eviction_.has_value(); }
   const EvictionPolicy& eviction_policy() const { return eviction_->policy; }
   std::vector<ShardMarks> marks() const {
@@ -78,19 +78,33 @@ class GpuTablePolicies {
       admitted[i] =
           made.count(key) != 0 ||
           std::visit([&](auto& state) { return state.Admit(key, step); }, admission_[shard]);
-      if (admitted[i] && made.insert(key).second) ++sizes_[shard];
+      if (admitted[i]) made.insert(key);
     }
     return admitted;
   }
 
-  // Returns those of a set of shards (as bits) that are above a high mark. `halves` has the number
-  // of half rows of each shard; if it is null, also those that half rows may keep below the mark.
+  // Notes how many rows each shard has, as read; and that up to n more may have come.
+  void NoteSizes(const unsigned int* sizes) {
+    std::copy_n(sizes, sizes_.size(), sizes_.begin());
+    since_ = 0;
+  }
+  void MayHaveTaken(uint64_t n) { since_ += n; }
+
+  // Whether a shard may be above a high mark, if up to n more rows come.
+  bool MayBeFull(uint64_t n) const {
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      const uint64_t most = sizes_[i] + since_ + n;
+      if (schedules_[i].marks.IsFull(most, most * row_charge_)) return true;
+    }
+    return false;
+  }
+  // Returns those of a set of shards (as bits) that were above a high mark when sizes were read.
+  // `halves` has the number of half rows of each shard.
   uint64_t Full(uint64_t shards, const uint32_t* halves) const {
     uint64_t full = 0;
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      const uint64_t saved = halves == nullptr ? 0 : halves[i] * half_saves_;
-      if ((shards >> i & 1) != 0 &&
-          schedules_[i].marks.IsFull(sizes_[i], sizes_[i] * row_charge_ - saved)) {
+      const uint64_t charge = sizes_[i] * row_charge_ - halves[i] * half_saves_;
+      if ((shards >> i & 1) != 0 && schedules_[i].marks.IsFull(sizes_[i], charge)) {
         full |= uint64_t{1} << i;
       }
     }
@@ -112,6 +126,16 @@ class GpuTablePolicies {
   }
   uint64_t all_shards() const { return ~uint64_t{0} >> (64 - sizes_.size()); }
 
+  // Returns where the rows of each shard begin if those of a set of shards are one after another,
+  // and where the last ones end.
+  std::vector<uint32_t> StartsOf(uint64_t shards) const {
+    std::vector<uint32_t> starts(1);
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      starts.push_back(starts.back() + static_cast<uint32_t>((shards >> i & 1) * sizes_[i]));
+    }
+    return starts;
+  }
+
   // Takes shards out of a nonempty set: one, and others as long as they all have `most` rows at
   // most. Sets *rows to how many they have.
   uint64_t TakeShards(uint64_t* shards, uint64_t most, uint64_t* rows) const {
@@ -126,35 +150,18 @@ class GpuTablePolicies {
     return taken;
   }
 
-  // Notes that rows of a shard have been evicted. `keys` may be null if there is no journal.
-  void Evicted(size_t shard, const int64_t* keys, uint64_t count) {
-    sizes_[shard] -= count;
-    for (uint64_t i = 0; keys != nullptr && i < count; ++i) journals_[shard].Note(keys[i]);
-  }
-
   // Notes that a key has been removed.
-  void Removed(int64_t key) {
-    const size_t shard = ShardOf(key);
-    --sizes_[shard];
-    journals_[shard].Note(key);
-  }
+  void Removed(int64_t key) { journals_[ShardOf(key)].Note(key); }
 
   // Call Clear when all rows were removed, and BreakJournals when any rows may have been written.
   void Clear() {
     for (auto& state : admission_) std::visit([](auto& s) { s.Clear(); }, state);
     std::fill(sizes_.begin(), sizes_.end(), 0);
+    since_ = 0;
     BreakJournals();
   }
   void BreakJournals() {
     for (RemovalJournal& journal : journals_) journal.Break();
-  }
-
-  // Sets the sizes of the shards. `live` has the number of rows of each logical shard.
-  void Recount(const uint32_t* live) {
-    std::fill(sizes_.begin(), sizes_.end(), 0);
-    for (uint32_t i = 0; i < kLogicalShards; ++i) {
-      sizes_[i >> (kLog2LogicalShards - log2_shards_)] += live[i];
-    }
   }
 
   // Returns what to save of a range beside its rows: the keys that its journals have noted, which
@@ -209,7 +216,8 @@ class GpuTablePolicies {
   std::vector<AdmissionState> admission_;
   std::vector<EvictionSchedule> schedules_;
   std::vector<RemovalJournal> journals_;
-  std::vector<uint64_t> sizes_;  // rows of each shard; kept if there is a policy or a journal
+  std::vector<uint64_t> sizes_;  // rows of each shard when they were last read, if it evicts
+  uint64_t since_ = 0;           // keys that have come since
 };
 
 }  // namespace gmeta

@@ -111,6 +111,13 @@ GpuTable::~GpuTable() {
   cudaSetDevice(before);
 }
 
+IndexView GpuTable::index() const {
+  IndexView view = index_.View();
+  if (policies_.evict()) view.shard_keys = counters()->shard_keys;
+  view.log2_shards = policies_.log2_shards();
+  return view;
+}
+
 RowsView GpuTable::full_rows() const {
   return full_.View(dim(), slot_floats(), &counters()->full, counters());
 }
@@ -252,7 +259,7 @@ void GpuTable::FindAndInsert(const Rows& rows, const int64_t* keys, int64_t n, b
   LaunchFind(batch, vector, distinct ? Uses::kDistinct : Uses::kShared, stream);
   turn_ ^= 1;
   NoteGiven(stream);
-  const uint8_t* const admitted = policies_.decide() ? Admit(batch, stream) : nullptr;
+  const uint8_t* const admitted = policies_.admits_some() ? Admit(batch, stream) : nullptr;
   LaunchInsert(batch, vector, admitted, distinct, stream);
 }
 

@@ -38,7 +38,8 @@
 //   Disk     A table of three tiers bounds its rows in host memory too (tiers/disk.cuh). A batch's
 //            rows on disk are brought to memory before its kernels run; a prefetch makes a thread
 //            read them ahead. A lookup that inserts nothing, and a save, read them where they are.
-//   Evicting Ranks are computed and sorted on the GPU, and victims erased there (eviction.cuh).
+//   Evicting Victims are selected and erased on the GPU (eviction.cuh). The GPU counts the rows of
+//            each shard; the host reads the counts once their upper bound exceeds a high mark.
 //   Ahead    A peek is a lookup that writes stamps, and a reread one that compares them
 //            (stamps.cuh).
 //   Order    Calls take turns (a mutex); if a call's stream differs from the last call's, an event
@@ -165,7 +166,7 @@ class GpuTable {
  private:
   class Turn;  // the lock, the device and the order of streams, held during a call
 
-  IndexView index() const { return index_.View(); }
+  IndexView index() const;
   GpuCounters* counters() const { return counters_.as<GpuCounters>(); }
   RowsView full_rows() const;
   MixedRowsView mixed_rows() const;
@@ -187,6 +188,7 @@ class GpuTable {
   // Notes that up to n new rows may have been made.
   void NoteNew(uint64_t n) {
     index_.MayHaveTaken(n);
+    policies_.MayHaveTaken(n);
     (half_ ? *half_ : full_).MayHaveTaken(n);
   }
   // Calls visit(store, pools, moves, disk) for the rows of either form.
@@ -217,6 +219,8 @@ class GpuTable {
   GpuCounters ReadCounters(cudaStream_t stream);
   void NoteSize(const GpuCounters& counters);
   void AskForSize(uint64_t n, cudaStream_t stream);
+  // Notes the answer, if it has arrived.
+  void NoteAnswer();
 
   // Rows on disk (disk.cu).
   bool HasRowsOnDisk() const;
@@ -274,18 +278,17 @@ class GpuTable {
   // Evict before a batch that inserts, and after an update.
   void EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream);
   void SweepDueShards(cudaStream_t stream);
-  // As of step `now`, if rows expire in a sweep.
+  // As of step `now`, if rows expire in a sweep. Call NoteSize before it.
   uint64_t EvictShards(uint64_t shards, bool sweep, uint32_t now, cudaStream_t stream);
   // The same for shards that have n rows.
   uint64_t EvictSome(uint64_t shards, uint32_t n, bool sweep, uint32_t now, cudaStream_t stream);
-  // Notes the victims of each shard, whose keys begin at starts[2 * shard]. Returns their number.
-  uint64_t NoteEvicted(const uint32_t* starts, const uint32_t* victims, const int64_t* keys,
+  // Notes the victims of each shard, whose keys are in `gone` if there is a journal. Returns their
+  // number.
+  uint64_t NoteEvicted(const std::vector<uint32_t>& victims, const int64_t* gone,
                        cudaStream_t stream);
-  void RecountShards(cudaStream_t stream);
   // Runs SelectRows (maintenance.cuh).
   void LaunchSelect(const Scan& scan, int64_t* keys, uint32_t* numbers, uint32_t* live,
                     uint32_t* found, cudaStream_t stream);
-  bool IsWatched() const { return policies_.decide() || policies_.has_journal(); }
 
   const GpuTableOptions options_;
   const RowLayout layout_;

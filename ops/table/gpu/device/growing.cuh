@@ -34,7 +34,7 @@ __global__ void Rehash(const KeySlot* from, uint64_t count, IndexView to) {
   if (at < count) slot = ReadSlot(from + at);
   const bool moves = slot.entry != kNoEntry;
   if (moves) PutSlot(to, slot);
-  to.CountInserted(moves, slot.key);
+  to.Count(moves, slot.key, 1);
 }
 
 }  // namespace gmeta

@@ -156,6 +156,10 @@ struct IndexView {
   uint32_t part_mask;
   unsigned int* part_keys;  // how many keys each part has, by its number
   uint64_t longest;         // the slots of the largest part
+  // The keys of each of 2^log2_shards shards (policies.h); null if nobody reads their number, or if
+  // keys only move.
+  unsigned int* shard_keys = nullptr;
+  int log2_shards = 0;
 
   __device__ IndexPart PartOf(uint64_t hash) const {
     const uint32_t at = static_cast<uint32_t>(hash >> kPartShift) & part_mask;
@@ -189,12 +193,21 @@ struct IndexView {
     }
     return true;
   }
-  // Counts the keys that the warp's `inserted` lanes have inserted. The whole warp calls it.
-  __device__ void CountInserted(bool inserted, int64_t key) const {
-    const uint32_t number = inserted ? PartOf(MurmurHash3(key)).number : kMostParts;
-    const uint32_t peers = __match_any_sync(kFullWarp, number);
-    if (inserted && threadIdx.x % kWarp == static_cast<uint32_t>(__ffs(peers) - 1)) {
-      atomicAdd(part_keys + number, static_cast<unsigned int>(__popc(peers)));
+  // Counts the keys that a warp's `changed` lanes have inserted (`change` is 1) or erased (-1). The
+  // whole warp calls it.
+  __device__ void Count(bool changed, int64_t key, int change) const {
+    const uint64_t hash = MurmurHash3(key);
+    Count(changed, PartOf(hash).number, change, part_keys);
+    if (shard_keys == nullptr) return;
+    Count(changed, static_cast<uint32_t>(hash >> 1 >> (63 - log2_shards)), change, shard_keys);
+  }
+
+ private:
+  // One lane counts for all lanes of the same counter.
+  __device__ static void Count(bool changed, uint32_t which, int change, unsigned int* counters) {
+    const uint32_t peers = __match_any_sync(kFullWarp, changed ? which : UINT32_MAX);
+    if (changed && threadIdx.x % kWarp == static_cast<uint32_t>(__ffs(peers) - 1)) {
+      atomicAdd(counters + which, static_cast<unsigned int>(change * __popc(peers)));
     }
   }
 };
@@ -287,17 +300,24 @@ __device__ inline void Publish(KeySlot* slot, int64_t key, uint32_t entry) {
   atomicExch(&slot->entry, entry);
 }
 
-// Empties the slot of a key. If several threads erase the key, only one of them gets its entry, the
-// others kNoEntry.
-__device__ inline uint32_t Erase(const IndexView& index, int64_t key) {
-  const uint64_t hash = MurmurHash3(key);
-  const IndexPart part = index.PartOf(hash);
-  const ProbePath path(hash, part.bucket_mask);
-  uint32_t entry = kNoEntry, at = 0;
-  KeySlot* slot = part.FindFrom<true>(0, key, path, &entry, &at);
-  if (slot == nullptr || atomicCAS(&slot->entry, entry, kNoEntry) != entry) return kNoEntry;
-  for (uint32_t i = 0; i < at; ++i) atomicSub(part.overflow(path[i]), 1u);
-  atomicSub(index.part_keys + part.number, 1u);
+// Empties the slots of the keys of a warp's `active` lanes, and returns each lane's entry. If
+// several threads erase a key, only one of them gets its entry, the others kNoEntry. The whole warp
+// calls it.
+__device__ inline uint32_t Erase(const IndexView& index, int64_t key, bool active) {
+  uint32_t entry = kNoEntry;
+  if (active) {
+    const uint64_t hash = MurmurHash3(key);
+    const IndexPart part = index.PartOf(hash);
+    const ProbePath path(hash, part.bucket_mask);
+    uint32_t at = 0;
+    KeySlot* slot = part.FindFrom<true>(0, key, path, &entry, &at);
+    if (slot == nullptr || atomicCAS(&slot->entry, entry, kNoEntry) != entry) {
+      entry = kNoEntry;
+    } else {
+      for (uint32_t i = 0; i < at; ++i) atomicSub(part.overflow(path[i]), 1u);
+    }
+  }
+  index.Count(entry != kNoEntry, key, -1);
   return entry;
 }
 

@@ -261,7 +261,7 @@ __device__ inline uint32_t InsertKeys(const IndexView& index, const Rows& rows, 
         *won = true;
         Publish(slot, key, entry);
       }
-      index.CountInserted(claimed, key);
+      index.Count(claimed, key, 1);
     }
     if (wanted && done == InsertStep::kNoRoom) atomicAdd(&rows.counters->homeless, 1u);
     if (done != InsertStep::kWait) wanted = false;

@@ -204,9 +204,11 @@ struct MixedRowsView {
     if (takes_half) CountHalf(key, 1);
     return row;
   }
-  __device__ void Give(int64_t key, uint32_t row) const {
-    of(row).Give(row & ~HalfRule::kHalf);
-    if (HalfRule::IsHalf(row)) CountHalf(key, ~0u);
+  __device__ void Give(bool gives, int64_t key, uint32_t row) const {
+    const bool gives_half = gives && HalfRule::IsHalf(row);
+    full.Give(gives && !gives_half, row);
+    half.Give(gives_half, row & ~HalfRule::kHalf);
+    if (gives_half) CountHalf(key, ~0u);
   }
 
  private:
@@ -226,9 +228,8 @@ __device__ inline uint32_t MoveRows(const IndexView& index, const MixedRowsView&
   const uint32_t mask = __ballot_sync(kFullWarp, moves);
   if (mask == 0) return row;
   const uint32_t taken = rows.Take(mask, moves, key, !HalfRule::IsHalf(row));
-  if (!moves) return row;
-  const bool first = atomicCAS(&index.SlotOf(key)->entry, row + 1, taken + 1) == row + 1;
-  rows.Give(key, first ? row : taken);
+  const bool first = moves && atomicCAS(&index.SlotOf(key)->entry, row + 1, taken + 1) == row + 1;
+  rows.Give(moves, key, first ? row : taken);
   return first ? taken : row;
 }
 

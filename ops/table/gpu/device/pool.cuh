@@ -49,7 +49,8 @@ struct GpuCounters {
   unsigned int rare_no_more;  // keys whose rows are to be promoted
   unsigned int cold;          // keys whose rows have cooled down
   StorePools half;
-  unsigned int shard_halves[kMostShards];  // half rows of each shard, kept if the table evicts
+  unsigned int shard_keys[kMostShards];    // rows of each shard, kept if the table evicts
+  unsigned int shard_halves[kMostShards];  // half rows of each shard, also
   unsigned int part_keys[kMostParts];      // keys in each part of the index
   unsigned int homeless;                   // keys that a part had no slot for
 };
@@ -75,8 +76,16 @@ struct PoolView {
     }
     return false;
   }
-  __device__ void Give(uint32_t number) const {
-    ring[atomicAdd(&counters->given, 1ull) % capacity] = number;
+  // Gives back the numbers of a warp's `gives` lanes. The whole warp calls it.
+  __device__ void Give(bool gives, uint32_t number) const {
+    const uint32_t lane = threadIdx.x % kWarp, mask = __ballot_sync(kFullWarp, gives);
+    if (mask == 0) return;
+    unsigned long long place = 0;
+    if (lane == 0) {
+      place = atomicAdd(&counters->given, static_cast<unsigned long long>(__popc(mask)));
+    }
+    place = __shfl_sync(kFullWarp, place, 0) + __popc(mask & ((1u << lane) - 1));
+    if (gives) ring[place % capacity] = number;
   }
 };
 

@@ -156,10 +156,15 @@ struct RowsView {
   __device__ bool IsOnDisk(uint32_t row) const {
     return nowhere != nullptr && block(row).records == nowhere;
   }
-  __device__ void Give(uint32_t row) const {
-    (IsNear(row) ? near : IsOnDisk(row) ? disk : far).Give(row);
+  // Frees the rows of a warp's `gives` lanes. The whole warp calls it.
+  __device__ void Give(bool gives, uint32_t row) const {
+    near.Give(gives && IsNear(row), row);
+    if (marks == nullptr) return;
+    const bool on_disk = gives && IsOnDisk(row);
+    far.Give(gives && !IsNear(row) && !on_disk, row);
+    disk.Give(on_disk, row);
   }
-  __device__ void Give(int64_t /*key*/, uint32_t row) const { Give(row); }
+  __device__ void Give(bool gives, int64_t /*key*/, uint32_t row) const { Give(gives, row); }
 
  private:
   __device__ BlockPlace block(uint32_t row) const {

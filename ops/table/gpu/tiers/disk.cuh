@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     rows.marks[to] = rows.IsNear(to) ? kUsed : disk.batch;
     rows.marks[found.row] = 0;
     slot->entry = (to | disk.form) + 1;
-    rows.Give(found.row);
   }
+  rows.Give(active, found.row);
   CopyRecords<Vec>(rows, staged, to, min(kWarp, n - (at - lane)));
   if (lane == 0) atomicAdd(&counters->brought, static_cast<unsigned long long>(__popc(mask)));
 }
@@ -180,13 +180,14 @@ __global__ void __launch_bounds__(kBlockThreads)
     LeaveMemory(const DiskView disk, const uint32_t* to, uint32_t n, GpuCounters* counters) {
   const RowsView& rows = disk.rows;
   const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
+  FoundRow found{};
   if (at < n) {
-    const FoundRow found = disk.found[at];
+    found = disk.found[at];
     *rows.header(to[at]) = *rows.header(found.row);
     rows.marks[to[at]] = rows.marks[found.row] = 0;
     disk.index.SlotOf(found.key)->entry = (to[at] | disk.form) + 1;
-    rows.Give(found.row);
   }
+  rows.Give(at < n, found.row);
   if (at == 0) counters->spilled += n;
 }
 

@@ -314,8 +314,8 @@ __global__ void __launch_bounds__(kBlockThreads)
         *rows.header(move.to) = header;
         slot->entry = (move.to | flight.form) + 1;
       }
-      rows.Give(moves ? move.from : move.to);
     }
+    rows.Give(active, moves ? move.from : move.to);
     const uint32_t rose = __popc(__ballot_sync(kFullWarp, moves && rises));
     const uint32_t left = __popc(__ballot_sync(kFullWarp, moves && !rises));
     const uint32_t ended = __popc(__ballot_sync(kFullWarp, active));

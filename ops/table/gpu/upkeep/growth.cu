@@ -25,12 +25,13 @@ void GpuTable::NoteSize(const GpuCounters& counters) {
   known_rows_ = full_.NoteUsed(counters.full);
   if (half_) known_rows_ += half_->NoteUsed(counters.half);
   index_.NoteKeys(counters.part_keys);
+  policies_.NoteSizes(counters.shard_keys);
   asked_ = false;
 }
 
 void GpuTable::AskForSize(uint64_t n, cudaStream_t stream) {
   // Promotions add rows to the full store.
-  const bool far = index_.HasRoom(4 * n) && HasRoom(4 * n, 4 * n);
+  const bool far = index_.HasRoom(4 * n) && HasRoom(4 * n, 4 * n) && !policies_.MayBeFull(4 * n);
   if (asked_ || (far && full_moves_ == nullptr)) return;
   CheckCuda(cudaMemcpyAsync(answer_, counters_.as<void>(), sizeof *answer_, cudaMemcpyDeviceToHost,
                             stream),
@@ -40,15 +41,20 @@ void GpuTable::AskForSize(uint64_t n, cudaStream_t stream) {
   since_asked_ = since_moved_ = 0;
 }
 
-void GpuTable::EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream) {
-  const uint64_t n = full + half;
+void GpuTable::NoteAnswer() {
   if (asked_ && cudaEventQuery(answered_) == cudaSuccess) {
     NoteSize(*answer_);
     index_.MayHaveTaken(since_asked_);
+    policies_.MayHaveTaken(since_asked_);
     full_.MayHaveTaken(since_asked_ + since_moved_);
     if (half_) half_->MayHaveTaken(since_asked_ + since_moved_);
   }
   cudaGetLastError();  // "not ready" is no error
+}
+
+void GpuTable::EnsureRoom(uint64_t full, uint64_t half, cudaStream_t stream) {
+  const uint64_t n = full + half;
+  NoteAnswer();
   if (index_.HasRoom(n) && !index_.IsFull() && HasRoom(full, half)) return;
   NoteSize(ReadCounters(stream));
   if (index_.IsFull()) {
@@ -74,6 +80,7 @@ void GpuTable::EmptyPools(cudaStream_t stream) {
   const auto clear = [&](auto* counter) {
     CheckCuda(cudaMemsetAsync(counter, 0, sizeof *counter, stream), "clearing a counter");
   };
+  clear(&counters()->shard_keys);
   clear(&counters()->shard_halves);
   clear(&counters()->rare_no_more);
   listed_ = 0;

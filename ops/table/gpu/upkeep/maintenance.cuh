@@ -30,8 +30,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   __shared__ uint32_t shared[1];
   const BlockCount removes(shared);
   const uint32_t at = blockIdx.x * kBlockThreads + threadIdx.x;
-  const uint32_t entry = at < n ? Erase(index, keys[at]) : kNoEntry;
-  if (entry != kNoEntry) rows.Give(keys[at], entry - 1);
+  const int64_t key = at < n ? keys[at] : 0;
+  const uint32_t entry = Erase(index, key, at < n);
+  rows.Give(entry != kNoEntry, key, entry - 1);
   if (at < n && erased != nullptr) erased[at] = entry != kNoEntry;
   removes.Add(entry != kNoEntry);
   __syncthreads();

@@ -25,7 +25,7 @@ void GpuTable::Remove(const int64_t* keys, int64_t n, int64_t* removed, cudaStre
   if (n == 0) return;
   InstallMoves(0, stream);
   const size_t size = static_cast<size_t>(n);
-  const bool watched = IsWatched();
+  const bool watched = policies_.has_journal();
   uint8_t* const erased = watched ? static_cast<uint8_t*>(Scratch(size, stream)) : nullptr;
   const uint64_t before = removed != nullptr ? ReadCounters(stream).removes : 0;
   WithRows([&](const auto& rows) {
@@ -60,21 +60,6 @@ void GpuTable::LaunchSelect(const Scan& scan, int64_t* keys, uint32_t* numbers, 
              count, rows, scan, keys, numbers, live, found);
     });
   });
-}
-
-void GpuTable::RecountShards(cudaStream_t stream) {
-  if (!policies_.decide()) return;
-  auto* const live = static_cast<uint32_t*>(Scratch(sizeof(uint32_t) * kLogicalShards, stream));
-  CheckCuda(cudaMemsetAsync(live, 0, sizeof(uint32_t) * kLogicalShards, stream),
-            "clearing counts of shards");
-  LaunchSelect({{0, kLogicalShards}, 0, policies_.all_shards(), policies_.log2_shards()}, nullptr,
-               nullptr, live, nullptr, stream);
-  std::vector<uint32_t> counts(kLogicalShards);
-  CheckCuda(cudaMemcpyAsync(counts.data(), live, sizeof(uint32_t) * kLogicalShards,
-                            cudaMemcpyDeviceToHost, stream),
-            "reading counts of shards");
-  CheckCuda(cudaStreamSynchronize(stream), "reading counts of shards");
-  policies_.Recount(counts.data());
 }
 
 }  // namespace gmeta

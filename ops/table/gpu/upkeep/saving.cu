@@ -244,7 +244,6 @@ void GpuTable::Import(const ImportColumns& from, int64_t n, int64_t step, bool r
     if (by_piece) NoteSize(ReadCounters(stream));
   }
   NoteSize(ReadCounters(stream));
-  RecountShards(stream);
 }
 
 void GpuTable::StartJournal(size_t limit) {
