@@ -104,7 +104,7 @@ class Trainer:
     def rows(self, ids: tf.Tensor, offsets: tf.Tensor) -> tf.Tensor:
         """The table's part of a step alone."""
         lookup = self.table.lookup(ids)
-        self.table.apply_gradients(lookup.keys, 0.0 * lookup.rows)
+        self.table.apply_gradients(lookup.keys, 0.0 * lookup.rows, finite=False, distinct=True)
         return tf.reduce_sum(lookup.rows[:1])
 
     @tf.function(input_signature=BATCH)
@@ -112,7 +112,7 @@ class Trainer:
         """Take a training step, and return the loss before it."""
         lookup = self.table.lookup(ids)
         loss, of_rows = self.train_model(lookup.rows, lookup.inverse, offsets)
-        self.table.apply_gradients(lookup.keys, of_rows)
+        self.table.apply_gradients(lookup.keys, of_rows, finite=False, distinct=True)  # as `fit` does
         return loss
 
     def train_model(self, rows: tf.Tensor, inverse: tf.Tensor, offsets: tf.Tensor) -> tuple[tf.Tensor, Any]:
