@@ -26,6 +26,13 @@ class AttentionOp : public OpKernel {
   explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+    bool softmax = false;
+    OP_REQUIRES_OK(context, hstu::ReadForm(context, &softmax));
+    OP_REQUIRES(
+        context, !softmax,
+        tensorflow::errors::Unimplemented(
+            "attention: a CPU has no kernel for softmax; plain TensorFlow computes it there "
+            "(gmeta.ops.hstu_attention chooses it)"));
     std::vector<int64_t> starts;
     OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts));
     OP_REQUIRES(context, hstu::AreTimeBuckets(starts.data(), starts.size()),
@@ -155,6 +162,8 @@ class HstuAttentionOp : public AttentionOp {
     OP_REQUIRES_OK(context, Read(context, &in));
     OP_REQUIRES_OK(context, ReadHeads(context, &floats, &in));
     OP_REQUIRES_OK(context, floats.Output(0, context->input(hstu::kV).shape(), &out));
+    Tensor* log_sums;
+    OP_REQUIRES_OK(context, context->allocate_output(1, tensorflow::TensorShape({0}), &log_sums));
     const Tensor& offsets = context->input(hstu::kOffsets);
     hstu::Forward(in, offsets.flat<int64_t>().data(), offsets.NumElements() - 1, out,
                   PoolParallelFor(context));
