@@ -23,7 +23,7 @@ import tensorflow as tf
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.ops.attention_inputs import RelativeBias, bucket_starts, time_bucket
-from gmeta.ops.device import is_native, is_portable, on_gpu
+from gmeta.ops.device import is_native, is_portable
 
 Form = Literal["silu", "softmax"]
 """How scores become weights."""
@@ -104,8 +104,7 @@ def hstu_attention(
       (total, heads, dv) of v's dtype. A CPU computes it in float32. A GPU of compute capability 9.0 computes
       it in bfloat16 or float16 with sums in float32, for heads of width 64, 128 and 256. In other cases on a
       GPU, plain TensorFlow computes it, or the CPU if the GPU's memory might be too small. For float64, plain
-      TensorFlow computes it everywhere. It also computes softmax on a CPU, with memory for batch × heads ×
-      longest² numbers.
+      TensorFlow computes it everywhere.
 
     Raises:
       ConfigError: ``form`` isn't one of the two, or it is ``"softmax"`` and α is negative.
@@ -162,12 +161,10 @@ def _attention(
     form: Form,
 ) -> tf.Tensor:
     arguments = (q, k, v, offsets, visible, scale, alpha, bias, form)
-    if is_portable() or v.dtype == tf.float64 or (form == "softmax" and not on_gpu()):
+    if is_portable() or v.dtype == tf.float64:
         return _pad(*arguments)
     if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype):
         return _by_kernel(*arguments)
-    if form == "softmax":
-        return _pad(*arguments)
     # The GPU has no kernel for the case: use plain TensorFlow on the GPU, or the CPU's kernel if the plain
     # form might need more memory than the GPU has.
     lengths = offsets[1:] - offsets[:-1]

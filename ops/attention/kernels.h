@@ -85,6 +85,17 @@ inline absl::Status CheckOfOut(tensorflow::OpKernelContext* context) {
   return Invalid("attention: gradients must be of v's shape, got ", of_out.DebugString());
 }
 
+// Checks what the gradient of softmax takes of the forward pass; `rows` is the shape of a number
+// for each row.
+inline absl::Status CheckKept(tensorflow::OpKernelContext* context,
+                              const tensorflow::TensorShape& rows) {
+  const auto &out = context->input(kOut).shape(), &log_sums = context->input(kLogSums).shape();
+  if (out == context->input(kV).shape() && log_sums == rows) return absl::OkStatus();
+  return Invalid("attention: with softmax, the gradient takes the output, of v's shape, and ",
+                 rows.DebugString(), " logarithms of sums, got ", out.DebugString(), " and ",
+                 log_sums.DebugString());
+}
+
 // Reads whether weights are a softmax, from the attribute `form`.
 inline absl::Status ReadForm(tensorflow::OpKernelConstruction* context, bool* softmax) {
   std::string form;

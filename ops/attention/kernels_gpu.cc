@@ -199,13 +199,7 @@ class HstuAttentionGradientOp : public AttentionOp<T> {
                            Tensor* products) {
     const Tensor &out = context->input(hstu::kOut), &log_sums = context->input(hstu::kLogSums);
     const TensorShape rows = this->RowShape(request->attention);
-    if (out.shape() != context->input(hstu::kV).shape() || log_sums.shape() != rows) {
-      return Invalid(
-          "attention: with softmax, the gradient takes the output, of v's shape, and the "
-          "logarithms of its sums, ",
-          rows.DebugString(), ", got ", out.shape().DebugString(), " and ",
-          log_sums.shape().DebugString());
-    }
+    TF_RETURN_IF_ERROR(hstu::CheckKept(context, rows));
     TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, rows, products));
     request->softmax = {const_cast<float*>(log_sums.flat<float>().data()), this->Heads(out),
                         products->flat<float>().data()};

@@ -167,8 +167,9 @@ def test_attention_by_the_bias_alone(positions):
     np.testing.assert_allclose(np.sum(found * step), np.sum((moved - want) * upstream), rtol=1e-9)
 
 
+@pytest.mark.parametrize("form", ["silu", "softmax"])
 @pytest.mark.parametrize("positions", [None, 6])
-def test_second_gradients_are_those_of_the_plain_form(positions):
+def test_second_gradients_are_those_of_the_plain_form(positions, form):
     arrays, upstream, offsets, visible, _, bias = drawn(
         2, [(1, 5, 1), (0, 3, 0)], 2, 4, 3, AttentionMask(), positions, with_times=positions is not None
     )
@@ -182,7 +183,7 @@ def test_second_gradients_are_those_of_the_plain_form(positions):
             outer.watch(watched)
             with tf.GradientTape() as inner:
                 inner.watch(watched)
-                out = attention(q, k, v, tf.constant(offsets), visible, scale=SCALE, bias=given_)
+                out = attention(q, k, v, tf.constant(offsets), visible, scale=SCALE, bias=given_, form=form)
             first = inner.gradient(out, [q, k, v, *tables], of_out)
             total = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(each) ** 2) for each in first])
         return [tf.convert_to_tensor(each) for each in outer.gradient(total, watched)]
@@ -191,12 +192,15 @@ def test_second_gradients_are_those_of_the_plain_form(positions):
         np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5 * np.abs(plain).max())
 
 
-def test_a_sequence_does_not_depend_on_its_neighbours():
+@pytest.mark.parametrize("form", ["silu", "softmax"])
+def test_a_sequence_does_not_depend_on_its_neighbours(form):
     arrays, upstream, offsets, visible, _, bias = drawn(
         1, [(1, 6, 2), (0, 20, 0)], 2, 8, 8, AttentionMask(), 30, with_times=True
     )
-    both = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32)
     one = offsets[1]
+    for each in arrays:
+        each[one:] = np.nan
+    both = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32, form)
     alone = run(
         hstu_attention,
         [each[:one] for each in arrays],
@@ -205,6 +209,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours():
         visible[:one],
         RelativeBias(bias[0], bias[1], bias[2][:one], bias[3][:one]),
         tf.float32,
+        form,
     )
     for ours, other in zip(both[:4], alone[:4], strict=True):
         np.testing.assert_allclose(ours[:one], other, rtol=1e-6, atol=1e-7)

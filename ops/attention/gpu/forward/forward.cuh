@@ -159,7 +159,7 @@ class ForwardConsumer {
     T* const to = static_cast<T*>(in_.out);
     if constexpr (P::kSoftmax) {
       softmax.Finish();
-      StoreLogSums(own_rows, softmax.LogSums(kLog2E * in_.alpha));
+      StoreLogSums(own_rows, softmax.LogSums());
       StoreSums<T>(out, softmax.Factors(in_.scale), own_rows, to, in_.out_stride);
     } else {
       StoreSums<T>(out, in_.scale, own_rows, to, in_.out_stride);

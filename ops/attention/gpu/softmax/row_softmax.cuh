@@ -14,11 +14,12 @@
 //
 // The base needn't be the greatest score. It rises only if a score exceeds it by a factor of 256 in
 // weights: no number can overflow before, and larger weights lose no precision. So, after the first
-// block, a warp hardly ever multiplies O. A row decides for itself, so that its bits don't depend
-// on other rows; the warp merely skips multiplications by 1.
+// block, a warp hardly ever has to multiply O, or even to learn what the greatest score of a row
+// is: four threads hold a row, and none of them must have seen a score far above the base. If one
+// has, each row decides for itself, so that its bits don't depend on other rows.
 //
-// Four threads hold a row. They share its greatest score in every block, but add up l only in the
-// end. A row that has seen nothing yet has the base minus infinity, and weights of 0.
+// The four threads add up l only in the end. A row that has seen nothing yet has the base minus
+// infinity, and weights of 0.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_SOFTMAX_ROW_SOFTMAX_CUH_
 #define GMETA_OPS_ATTENTION_GPU_SOFTMAX_ROW_SOFTMAX_CUH_
@@ -40,37 +41,36 @@ template <int kColumns>
 class RowSoftmax {
  public:
   // Replaces the scores of a block, minus infinity where a row doesn't see a column, by weights.
-  // `factor` times a score is the logarithm of its weight, to base 2.
+  // `factor` times a score is the logarithm of its weight, to base 2. All lanes call it.
   __device__ __forceinline__ void Weigh(float factor, float (&scores)[kColumns / 2]) {
+    float greatest[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float greatest[2] = {base_[row], base_[row]};  // of even and of odd numbers: two short chains
+      float of[2] = {scores[Number(row, 0)], scores[Number(row, 1)]};  // two short chains
 #pragma unroll
-      for (int i = 0; i < kColumns / 4; ++i) {
-        greatest[i % 2] = fmaxf(greatest[i % 2], scores[Number(row, i)]);
-      }
-      const float found = OfFour(fmaxf(greatest[0], greatest[1]),
-                                 [](float one, float other) { return fmaxf(one, other); });
-      const bool rises = factor * (found - base_[row]) > kRise;
-      by_[row] = rises ? hopper::FastExp2(factor * (base_[row] - found)) : 1.0f;
-      base_[row] = rises ? found : base_[row];
-      // Minus infinity minus itself would be NaN.
-      const float base = base_[row] == -INFINITY ? 0.0f : factor * base_[row];
+      for (int i = 2; i < kColumns / 4; ++i) of[i % 2] = fmaxf(of[i % 2], scores[Number(row, i)]);
+      greatest[row] = fmaxf(of[0], of[1]);
+    }
+    const bool rises = Rises(factor, 0, greatest[0]) || Rises(factor, 1, greatest[1]);
+    rose_ = __any_sync(kAll, static_cast<int>(rises)) != 0;
+    if (rose_) Rise(factor, greatest);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
       float sums[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int i = 0; i < kColumns / 4; ++i) {
         float& score = scores[Number(row, i)];
-        score = hopper::FastExp2(fmaf(factor, score, -base));
+        score = hopper::FastExp2(fmaf(factor, score, -log_base_[row]));
         sums[i % 2] += score;
       }
-      sums_[row] = fmaf(sums_[row], by_[row], sums[0] + sums[1]);
+      sums_[row] += sums[0] + sums[1];
     }
   }
 
-  // Multiplies sums over the blocks before the last that was weighed. All lanes call it.
+  // Multiplies sums over the blocks before the last that was weighed, if bases rose.
   template <int kSize>
   __device__ __forceinline__ void Rescale(float (&out)[kSize]) const {
-    if (__all_sync(kAll, static_cast<int>(by_[0] == 1.0f && by_[1] == 1.0f))) return;
+    if (!rose_) return;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) out[i] *= by_[i / 2 % 2];
   }
@@ -89,9 +89,9 @@ class RowSoftmax {
     return make_float2(of_row(sums_[0]), of_row(sums_[1]));
   }
   // Returns L of both rows; 0 of a row that has seen nothing.
-  __device__ __forceinline__ float2 LogSums(float factor) const {
+  __device__ __forceinline__ float2 LogSums() const {
     const auto of_row = [&](int row) {
-      return sums_[row] == 0.0f ? 0.0f : fmaf(factor, base_[row], hopper::FastLog2(sums_[row]));
+      return sums_[row] == 0.0f ? 0.0f : log_base_[row] + hopper::FastLog2(sums_[row]);
     };
     return make_float2(of_row(0), of_row(1));
   }
@@ -104,6 +104,23 @@ class RowSoftmax {
     return i / 2 * 4 + 2 * row + i % 2;
   }
 
+  __device__ __forceinline__ bool Rises(float factor, int row, float greatest) const {
+    return factor * (greatest - base_[row]) > kRise;
+  }
+
+  // Raises the bases of rows whose greatest score is far above, given those of the thread's scores.
+  __device__ __forceinline__ void Rise(float factor, const float (&greatest)[2]) {
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const float found =
+          OfFour(greatest[row], [](float one, float other) { return fmaxf(one, other); });
+      const bool rises = Rises(factor, row, found);
+      by_[row] = rises ? hopper::FastExp2(factor * (base_[row] - found)) : 1.0f;
+      sums_[row] *= by_[row];
+      if (rises) base_[row] = found, log_base_[row] = factor * found;
+    }
+  }
+
   // Combines a number of the four threads that hold a row.
   template <class Combine>
   static __device__ __forceinline__ float OfFour(float x, const Combine& combine) {
@@ -112,8 +129,10 @@ class RowSoftmax {
   }
 
   float base_[2] = {-INFINITY, -INFINITY};
-  float by_[2] = {1.0f, 1.0f};
-  float sums_[2] = {0.0f, 0.0f};  // of this thread's weights
+  float log_base_[2] = {0.0f, 0.0f};  // factor times the base; 0 if the row has seen nothing
+  float by_[2];                       // what the last block that raised bases multiplied
+  bool rose_;                         // whether the last block raised any base of the warp's rows
+  float sums_[2] = {0.0f, 0.0f};      // of this thread's weights
 };
 
 }  // namespace gmeta::hstu
