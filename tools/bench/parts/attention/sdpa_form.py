@@ -28,9 +28,10 @@ class SdpaAttention:
     ) -> None:
         self._backend = getattr(SDPBackend, backend)
         self._alpha = alpha
-        self._lengths = torch.as_tensor(lengths, device=q.device)
-        self._one = len(set(lengths.tolist())) == 1
-        self._longest = int(lengths.max())
+        ends = torch.as_tensor(lengths, device=q.device).cumsum(0)
+        self._offsets = torch.nn.functional.pad(ends, (1, 0))
+        self._shortest, self._longest = int(lengths.min()), int(lengths.max())
+        self._one = self._shortest == self._longest
         self._inputs = [self._by_head(x).detach().requires_grad_() for x in (q, k, v)]
         self._of_out = self._by_head(of_out)
         self._trained: Any = None
@@ -38,10 +39,11 @@ class SdpaAttention:
     def _by_head(self, x: Any) -> Any:
         """(batch, heads, length, width), contiguous or nested."""
         if self._one:
-            return x.unflatten(0, (len(self._lengths), self._longest)).transpose(1, 2).contiguous()
-        offsets = torch.nn.functional.pad(self._lengths.cumsum(0), (1, 0))
-        nested = torch.nested.nested_tensor_from_jagged(x, offsets, max_seqlen=self._longest)
-        return nested.transpose(1, 2)
+            return x.unflatten(0, (-1, self._longest)).transpose(1, 2).contiguous()
+        # Nested tensors have one shape only if they share the tensor of offsets.
+        return torch.nested.nested_tensor_from_jagged(
+            x, self._offsets, min_seqlen=self._shortest, max_seqlen=self._longest
+        ).transpose(1, 2)
 
     def jagged(self, x: Any) -> Any:
         """(tokens, heads, width) of a result of the passes."""
