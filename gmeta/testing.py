@@ -59,6 +59,13 @@ def silu(x: Array) -> Array:
     return x / (1 + np.exp(-x))
 
 
+def softmax(scores: Array, seen: Array) -> Array:
+    """Weights of the columns that a row sees, whose sum is 1; 0 of the others."""
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(1, initial=-np.inf, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)
+
+
 def rab(bias: RelativeBias, begin: int, end: int) -> Array:
     """(length, length) the relative bias of the tokens [begin, end), by its formula."""
     found = np.zeros((end - begin, end - begin))
@@ -91,14 +98,19 @@ def hstu_attention(
     scale: float,
     alpha: float = 1.0,
     bias: RelativeBias | None = None,
+    form: str = "silu",
 ) -> Array:
-    """(total, heads, dv), in the precision of the inputs; ``masks`` are those of `sees`, one per sequence."""
+    """(total, heads, dv), in the precision of the inputs; ``masks`` are those of `sees`, one per sequence.
+
+    With ``form="softmax"``, weights are a row's softmax in place of SiLU.
+    """
     out = np.zeros_like(v)
     for seen, (begin, end) in zip(masks, pairwise(offsets), strict=True):
         added = 0 if bias is None else rab(bias, begin, end).astype(v.dtype)
         for head in range(q.shape[1]):
             scores = alpha * (q[begin:end, head] @ k[begin:end, head].T) + added
-            out[begin:end, head] = (silu(scores) * seen * v.dtype.type(scale)) @ v[begin:end, head]
+            weights = softmax(scores, seen) if form == "softmax" else silu(scores) * seen
+            out[begin:end, head] = (weights * v.dtype.type(scale)) @ v[begin:end, head]
     return out
 
 
@@ -112,6 +124,7 @@ def hstu_gradients(
     scale: float,
     alpha: float = 1.0,
     bias: RelativeBias | None = None,
+    form: str = "silu",
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Gradients of q, k, v, and of the bias' tables, in float64; of absent tables, they are of one number."""
     q, k, v, upstream = (np.asarray(each, np.float64) for each in (q, k, v, upstream))
@@ -122,11 +135,15 @@ def hstu_gradients(
         of_scores.append(np.zeros((end - begin, end - begin)))
         for head in range(q.shape[1]):
             scores = alpha * q[rows, head] @ k[rows, head].T + added
-            sigmoid = 1 / (1 + np.exp(-scores))
-            seen = masks[sequence] * scale
-            of_weights = upstream[rows, head] @ v[rows, head].T * seen
-            of_score = of_weights * sigmoid * (1 + scores * (1 - sigmoid))
-            of_v[rows, head] = (scores * sigmoid * seen).T @ upstream[rows, head]
+            of_weights = scale * upstream[rows, head] @ v[rows, head].T * masks[sequence]
+            if form == "softmax":
+                weights = softmax(scores, masks[sequence])
+                of_score = weights * (of_weights - (weights * of_weights).sum(1, keepdims=True))
+            else:
+                sigmoid = 1 / (1 + np.exp(-scores))
+                weights = scores * sigmoid * masks[sequence]
+                of_score = of_weights * sigmoid * (1 + scores * (1 - sigmoid))
+            of_v[rows, head] = scale * weights.T @ upstream[rows, head]
             of_q[rows, head] = alpha * of_score @ k[rows, head]
             of_k[rows, head] = alpha * of_score.T @ q[rows, head]
             of_scores[-1] += of_score

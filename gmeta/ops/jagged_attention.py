@@ -1,4 +1,4 @@
-r"""HSTU's attention over jagged sequences: SiLU in place of softmax, and no padding.
+r"""HSTU's attention over jagged sequences: SiLU in place of softmax, or softmax itself, and no padding.
 
 .. math:: o_i = s \sum_{j \in V(i)} \mathrm{SiLU}(\alpha\, q_i \cdot k_j + \mathrm{rab}_{ij})\, v_j
 
@@ -7,6 +7,8 @@ or in others of the batch, therefore doesn't change them (Zhai et al., "Actions 
 2024, section 3.2). This requires the scale s to be constant: 1/n for the longest allowed history, never for
 the longest in a batch.
 
+With ``form="softmax"`` the weights are a softmax over the tokens that a token sees, as in other transformers.
+
 If the native op isn't available (in exported graphs, in float64, and on devices without the op),
 `padded_attention` computes the same in plain TensorFlow. It builds every (length, length) matrix.
 """
@@ -14,13 +16,17 @@ If the native op isn't available (in exported graphs, in float64, and on devices
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
 from gmeta.ops.attention_inputs import RelativeBias, bucket_starts, time_bucket
 from gmeta.ops.device import is_native, is_portable
+
+Form = Literal["silu", "softmax"]
+"""How scores become weights."""
 
 # The inputs of native attention other than its heads: a plan of the batch, and a bias.
 
@@ -72,8 +78,15 @@ def hstu_attention(
     scale: float,
     alpha: float = 1.0,
     bias: RelativeBias | None = None,
+    form: Form = "silu",
 ) -> tf.Tensor:
-    """Attend within each sequence.
+    r"""Attend within each sequence.
+
+    With ``form="softmax"``, it computes
+
+    .. math:: o_i = s \sum_{j \in V(i)} p_{ij}\, v_j, \quad
+       p_{ij} = \frac{\exp(\alpha\, q_i \cdot k_j + \mathrm{rab}_{ij})}
+                {\sum_{l \in V(i)} \exp(\alpha\, q_i \cdot k_l + \mathrm{rab}_{il})}
 
     Args:
       q: (total, heads, d) float, the concatenated tokens of all sequences.
@@ -81,9 +94,11 @@ def hstu_attention(
       v: (total, heads, dv).
       offsets: (batch + 1,) int64, where sequences begin and end.
       visible: (total, 3) int32, from `AttentionMask.visible`.
-      scale: s, a constant such as 1/n.
-      alpha: α, the factor of the scores; 1 in the research form, 1/√d in the production form.
+      scale: s, a constant such as 1/n; 1 is usual with softmax.
+      alpha: α, the factor of the scores; 1 in the research form, 1/√d in the production form and with
+        softmax, where it is 0 at least.
       bias: The bias to add to the scores; None: no bias.
+      form: How scores become weights: ``"silu"`` or ``"softmax"``.
 
     Returns:
       (total, heads, dv) of v's dtype. A CPU computes it in float32. A GPU of compute capability 9.0 computes
@@ -92,6 +107,7 @@ def hstu_attention(
       TensorFlow computes it everywhere.
 
     Raises:
+      ConfigError: ``form`` isn't one of the two, or it is ``"softmax"`` and α is negative.
       InvalidArgumentError: Shapes don't match, or offsets don't increase from 0 to total.
 
     Example:
@@ -99,8 +115,18 @@ def hstu_attention(
       >>> visible = AttentionMask().visible([0, 1, 3])
       >>> hstu_attention(q, q, q, tf.constant([0, 1, 3], tf.int64), visible, scale=0.5).numpy()[:, 0, 0]
       array([1.9640275, 1.9640275, 3.928055 ], dtype=float32)
+      >>> v = tf.reshape([1.0, 2.0, 4.0], [3, 1, 1])
+      >>> offsets = tf.constant([0, 1, 3], tf.int64)
+      >>> hstu_attention(q, q, v, offsets, visible, scale=1, alpha=0.5, form="softmax").numpy().ravel()
+      array([1., 2., 3.], dtype=float32)
     """
-    return _attention(q, k, v, offsets, visible, scale, alpha, bias)
+    if form not in get_args(Form):
+        raise ConfigError(f"hstu_attention: form must be one of {', '.join(get_args(Form))}, got {form!r}")
+    if form == "softmax" and alpha < 0:
+        raise ConfigError(
+            f"hstu_attention: form='softmax' takes an alpha of at least 0, got {alpha}: negate q instead"
+        )
+    return _attention(q, k, v, offsets, visible, scale, alpha, bias, form)
 
 
 def bias_attention(
@@ -120,7 +146,7 @@ def bias_attention(
     Returns:
       (total, heads, dv) of v's dtype. A GPU computes it like `hstu_attention`.
     """
-    return _attention(None, None, v, offsets, visible, scale, 1.0, bias)
+    return _attention(None, None, v, offsets, visible, scale, 1.0, bias, "silu")
 
 
 def _attention(
@@ -132,8 +158,9 @@ def _attention(
     scale: float,
     alpha: float,
     bias: RelativeBias | None,
+    form: Form,
 ) -> tf.Tensor:
-    arguments = (q, k, v, offsets, visible, scale, alpha, bias)
+    arguments = (q, k, v, offsets, visible, scale, alpha, bias, form)
     if is_portable() or v.dtype == tf.float64:
         return _pad(*arguments)
     if is_native(None if q is None else q.shape[-1], v.shape[-1], v.dtype):
@@ -160,6 +187,7 @@ def _by_kernel(
     scale: float,
     alpha: float,
     bias: RelativeBias | None,
+    form: Form,
 ) -> tf.Tensor:
     heads = [tf.zeros([0], v.dtype) if x is None else tf.cast(x, v.dtype) for x in (q, k)]
     return _native.gmeta_hstu_attention(
@@ -169,7 +197,8 @@ def _by_kernel(
         **batch_inputs(offsets, visible, bias),
         scale=scale,
         alpha=alpha,
-    )
+        form=form,
+    ).out
 
 
 def _pad(
@@ -181,6 +210,7 @@ def _pad(
     scale: float,
     alpha: float,
     bias: RelativeBias | None,
+    form: Form,
 ) -> tf.Tensor:
     """Compute attention in plain TensorFlow, in float32 at least."""
     dtype = tf.float64 if v.dtype == tf.float64 else tf.float32
@@ -194,16 +224,25 @@ def _pad(
         scale=scale,
         alpha=alpha,
         bias=bias,
+        form=form,
         pairs=_PORTABLE_PAIRS if is_portable() else None,
     )
     return tf.cast(out, v.dtype)
 
 
 @tf.RegisterGradient("GmetaHstuAttention")
-def _gradient(op: tf.Operation, of_out: tf.Tensor) -> list[tf.Tensor | None]:
-    settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts")}
+def _gradient(op: tf.Operation, of_out: tf.Tensor, _: tf.Tensor | None) -> list[tf.Tensor | None]:
+    settings = {name: op.get_attr(name) for name in ("scale", "alpha", "bucket_starts", "form")}
     with tf.device(op.outputs[0].device):  # a GPU may not use results of the CPU
-        found = _native.gmeta_hstu_attention_gradient(*op.inputs, of_out=of_out, **settings)
+        # With SiLU, the gradient doesn't need the output, whose memory may then be reused.
+        kept = (
+            op.outputs
+            if tf.compat.as_str(settings["form"]) == "softmax"
+            else [tf.zeros([0], of_out.dtype), tf.zeros([0])]
+        )
+        found = _native.gmeta_hstu_attention_gradient(
+            *op.inputs, of_out=of_out, out=kept[0], log_sums=kept[1], **settings
+        )
     return [*found[:3], None, None, *found[3:], None, None, None, None]
 
 
@@ -223,7 +262,7 @@ def _second_gradient(op: tf.Operation, *upstream: tf.Tensor) -> list[tf.Tensor |
         first, [*floats, of_out], list(upstream), unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     of_floats: Sequence[tf.Tensor] = [tf.convert_to_tensor(each) for each in found]
-    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, None, of_floats[5]]
+    return [*of_floats[:3], None, None, *of_floats[3:5], None, None, None, None, of_floats[5], None, None]
 
 
 def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -239,6 +278,7 @@ def _plain(op: tf.Operation, floats: Sequence[tf.Tensor]) -> tf.Tensor:
         op.get_attr("scale"),
         op.get_attr("alpha"),
         RelativeBias(positions, buckets, op.inputs[7], op.inputs[8]),
+        tf.compat.as_str(op.get_attr("form")),
     )
 
 
@@ -341,6 +381,7 @@ def padded_attention(
     scale: float,
     alpha: float = 1.0,
     bias: RelativeBias | None = None,
+    form: Form = "silu",
     pairs: int | None = None,
 ) -> tf.Tensor:
     """Compute `gmeta.ops.hstu_attention`, or without q and k `bias_attention`, in plain TensorFlow.
@@ -357,6 +398,7 @@ def padded_attention(
       scale: As in `gmeta.ops.hstu_attention`.
       alpha: As in `gmeta.ops.hstu_attention`.
       bias: As in `gmeta.ops.hstu_attention`.
+      form: As in `gmeta.ops.hstu_attention`.
       pairs: Number of pairs of tokens, over all sequences, in memory at a time. A block has at least one
         token of each sequence, paired with all others. None: all pairs.
     """
@@ -380,7 +422,13 @@ def padded_attention(
             weights = tf.where(seen, added, 0) * tf.constant(scale, v.dtype)
             return tf.einsum("bij,bjhd->bihd", weights, values)
         scores = alpha * tf.einsum("bihd,bjhd->bhij", rows["q"], keys) + added[:, tf.newaxis]
-        weights = tf.where(seen[:, tf.newaxis], tf.nn.silu(scores), 0) * tf.constant(scale, v.dtype)
+        seen = seen[:, tf.newaxis]
+        if form == "softmax":
+            # Rows that fill a block see nothing: their scores must be finite.
+            weights = tf.nn.softmax(tf.where(seen, scores, scores.dtype.min))
+        else:
+            weights = tf.nn.silu(scores)
+        weights = tf.where(seen, weights, 0) * tf.constant(scale, v.dtype)
         return tf.einsum("bhij,bjhd->bihd", weights, values)
 
     outputs = look(tf.constant(0), of_rows) if pairs is None else _by_blocks(look, of_rows, values, pairs)

@@ -26,6 +26,7 @@ class AttentionOp : public OpKernel {
   explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+    OP_REQUIRES_OK(context, hstu::ReadForm(context, &softmax_));
     std::vector<int64_t> starts;
     OP_REQUIRES_OK(context, context->GetAttr("bucket_starts", &starts));
     OP_REQUIRES(context, hstu::AreTimeBuckets(starts.data(), starts.size()),
@@ -46,6 +47,7 @@ class AttentionOp : public OpKernel {
     in->heads = static_cast<int>(shape.heads);
     in->width = static_cast<int>(shape.width);
     in->values = static_cast<int>(shape.values);
+    in->tokens = static_cast<size_t>(shape.tokens);
     in->scale = scale_;
     in->alpha = alpha_;
     in->visible = reinterpret_cast<const hstu::Visible*>(
@@ -64,6 +66,14 @@ class AttentionOp : public OpKernel {
     return absl::OkStatus();
   }
 
+  bool softmax() const { return softmax_; }
+
+  // The shape of the logarithms of the rows' sums.
+  tensorflow::TensorShape LogSumsShape(const hstu::Inputs& in) const {
+    if (!softmax_) return tensorflow::TensorShape({0});
+    return tensorflow::TensorShape({in.heads, static_cast<int64_t>(in.tokens)});
+  }
+
  private:
   static absl::Status CheckOffsets(const Tensor& offsets, int64_t tokens) {
     const auto at = offsets.flat<int64_t>();
@@ -79,6 +89,7 @@ class AttentionOp : public OpKernel {
 
   float scale_;
   float alpha_;
+  bool softmax_;
   int64_t time_buckets_;
   std::unique_ptr<hstu::TimeBuckets> buckets_;
 };
@@ -155,6 +166,9 @@ class HstuAttentionOp : public AttentionOp {
     OP_REQUIRES_OK(context, Read(context, &in));
     OP_REQUIRES_OK(context, ReadHeads(context, &floats, &in));
     OP_REQUIRES_OK(context, floats.Output(0, context->input(hstu::kV).shape(), &out));
+    Tensor* log_sums;
+    OP_REQUIRES_OK(context, context->allocate_output(1, LogSumsShape(in), &log_sums));
+    if (softmax()) in.log_sums = log_sums->flat<float>().data();
     const Tensor& offsets = context->input(hstu::kOffsets);
     hstu::Forward(in, offsets.flat<int64_t>().data(), offsets.NumElements() - 1, out,
                   PoolParallelFor(context));
@@ -175,6 +189,12 @@ class HstuAttentionGradientOp : public AttentionOp {
     OP_REQUIRES_OK(context, hstu::CheckOfOut(context));
     OP_REQUIRES_OK(context, ReadHeads(context, &floats, &in));
     OP_REQUIRES_OK(context, floats.Input(hstu::kOfOut, &of_out));
+    if (softmax()) {
+      OP_REQUIRES_OK(context, hstu::CheckKept(context, LogSumsShape(in)));
+      OP_REQUIRES_OK(context, floats.Input(hstu::kOut, &in.out));
+      const Tensor& log_sums = context->input(hstu::kLogSums);
+      in.log_sums = const_cast<float*>(log_sums.flat<float>().data());
+    }
     float* of_heads[3];
     for (int i = 0; i < 3; ++i) {
       OP_REQUIRES_OK(context, floats.Output(i, context->input(i).shape(), &of_heads[i]));

@@ -3,6 +3,8 @@
 #ifndef GMETA_OPS_ATTENTION_KERNELS_H_
 #define GMETA_OPS_ATTENTION_KERNELS_H_
 
+#include <string>
+
 #include "ops/common/kernels.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -21,7 +23,9 @@ enum Input {
   kColumnTimes,
   kTimeMap,
   kPlan,
-  kOfOut,  // only in the gradient op
+  kOfOut,  // this and the following only in the gradient op
+  kOut,
+  kLogSums,
 };
 
 struct AttentionShape {
@@ -79,6 +83,25 @@ inline absl::Status CheckOfOut(tensorflow::OpKernelContext* context) {
   const auto& of_out = context->input(kOfOut).shape();
   if (of_out == context->input(kV).shape()) return absl::OkStatus();
   return Invalid("attention: gradients must be of v's shape, got ", of_out.DebugString());
+}
+
+// Checks what the gradient of softmax takes of the forward pass; `rows` is the shape of a number
+// for each row.
+inline absl::Status CheckKept(tensorflow::OpKernelContext* context,
+                              const tensorflow::TensorShape& rows) {
+  const auto &out = context->input(kOut).shape(), &log_sums = context->input(kLogSums).shape();
+  if (out == context->input(kV).shape() && log_sums == rows) return absl::OkStatus();
+  return Invalid("attention: with softmax, the gradient takes the output, of v's shape, and ",
+                 rows.DebugString(), " logarithms of sums, got ", out.DebugString(), " and ",
+                 log_sums.DebugString());
+}
+
+// Reads whether weights are a softmax, from the attribute `form`.
+inline absl::Status ReadForm(tensorflow::OpKernelConstruction* context, bool* softmax) {
+  std::string form;
+  TF_RETURN_IF_ERROR(context->GetAttr("form", &form));
+  *softmax = form == "softmax";
+  return absl::OkStatus();
 }
 
 }  // namespace gmeta::hstu

@@ -83,6 +83,9 @@ class AttentionOp : public OpKernel {
   explicit AttentionOp(OpKernelConstruction* context) : OpKernel(context), bias_(context) {
     OP_REQUIRES_OK(context, context->GetAttr("scale", &scale_));
     OP_REQUIRES_OK(context, context->GetAttr("alpha", &alpha_));
+    OP_REQUIRES_OK(context, hstu::ReadForm(context, &softmax_));
+    OP_REQUIRES(context, !softmax_ || alpha_ >= 0,
+                Invalid("attention: softmax takes an alpha of at least 0, got ", alpha_));
   }
 
  protected:
@@ -90,6 +93,7 @@ class AttentionOp : public OpKernel {
   struct Request {
     GmetaHstuAttention attention;
     hstu::GpuBiasInput bias;
+    GmetaSoftmax softmax;
   };
 
   // Of a (tokens, heads, width) tensor; no data, if it has another rank.
@@ -122,13 +126,22 @@ class AttentionOp : public OpKernel {
                           Heads(context->input(hstu::kQ)),
                           Heads(context->input(hstu::kK)),
                           Heads(context->input(hstu::kV)),
-                          request->bias.get()};
+                          request->bias.get(),
+                          nullptr};
     return absl::OkStatus();
+  }
+
+  bool softmax() const { return softmax_; }
+
+  // (heads, tokens): of a number for each row.
+  static TensorShape RowShape(const GmetaHstuAttention& attention) {
+    return TensorShape({attention.heads, attention.tokens});
   }
 
  private:
   float scale_;
   float alpha_;
+  bool softmax_;
   const hstu::GpuBiasReader bias_;
 };
 
@@ -142,7 +155,16 @@ class HstuAttentionOp : public AttentionOp<T> {
     OP_REQUIRES_OK(context, this->Read(context, &request));
     Tensor* out;
     OP_REQUIRES_OK(context, context->allocate_output(0, context->input(hstu::kV).shape(), &out));
+    Tensor* log_sums;
+    OP_REQUIRES_OK(
+        context,
+        context->allocate_output(
+            1, this->softmax() ? this->RowShape(request.attention) : TensorShape({0}), &log_sums));
     if (out->NumElements() == 0) return;
+    if (this->softmax()) {
+      request.softmax = {log_sums->flat<float>().data(), {}, nullptr};
+      request.attention.softmax = &request.softmax;
+    }
     OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_forward(&request.attention, this->Heads(*out),
                                                           CudaStream(context))));
   }
@@ -163,10 +185,26 @@ class HstuAttentionGradientOp : public AttentionOp<T> {
     }
     hstu::GpuBiasOutput of_bias;
     OP_REQUIRES_OK(context, of_bias.Make(context, request.attention, hstu::kPositions, 3));
+    Tensor products;
+    if (this->softmax()) OP_REQUIRES_OK(context, this->ReadSoftmax(context, &request, &products));
     OP_REQUIRES_OK(context, CudaStatus(gmeta_hstu_backward(
                                 &request.attention, this->Heads(context->input(hstu::kOfOut)),
                                 this->Heads(*outputs[0]), this->Heads(*outputs[1]),
                                 this->Heads(*outputs[2]), &of_bias.gradient, CudaStream(context))));
+  }
+
+ private:
+  // Reads what the forward pass has kept, and allocates the workspace.
+  absl::Status ReadSoftmax(OpKernelContext* context, typename AttentionOp<T>::Request* request,
+                           Tensor* products) {
+    const Tensor &out = context->input(hstu::kOut), &log_sums = context->input(hstu::kLogSums);
+    const TensorShape rows = this->RowShape(request->attention);
+    TF_RETURN_IF_ERROR(hstu::CheckKept(context, rows));
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, rows, products));
+    request->softmax = {const_cast<float*>(log_sums.flat<float>().data()), this->Heads(out),
+                        products->flat<float>().data()};
+    request->attention.softmax = &request->softmax;
+    return absl::OkStatus();
   }
 };
 

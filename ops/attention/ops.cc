@@ -1,5 +1,7 @@
 // Registration of GmetaHstuAttention and its gradient.
 
+#include <string>
+
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -34,6 +36,8 @@ REGISTER_OP("GmetaHstuTimeMap")
     });
 
 // q and k have no elements for attention by the bias alone; an absent table has no elements.
+// Softmax keeps the logarithm of each row's sum, (heads, tokens), which its gradient takes beside
+// the output; with SiLU, the gradient takes tensors without elements in their place.
 REGISTER_OP("GmetaHstuAttention")
     .Input("q: T")
     .Input("k: T")
@@ -50,9 +54,14 @@ REGISTER_OP("GmetaHstuAttention")
     .Attr("scale: float")
     .Attr("alpha: float")
     .Attr("bucket_starts: list(int)")
+    .Attr("form: {'silu', 'softmax'} = 'silu'")
     .Output("out: T")
+    .Output("log_sums: float")
     .SetShapeFn([](InferenceContext* c) {
+      std::string form;
+      TF_RETURN_IF_ERROR(c->GetAttr("form", &form));
       c->set_output(0, c->input(2));
+      c->set_output(1, form == "softmax" ? c->UnknownShapeOfRank(2) : c->Vector(0));
       return absl::OkStatus();
     });
 
@@ -69,10 +78,13 @@ REGISTER_OP("GmetaHstuAttentionGradient")
     .Input("time_map: uint8")
     .Input("plan: uint8")
     .Input("of_out: T")
+    .Input("out: T")
+    .Input("log_sums: float")
     .Attr("T: {float, bfloat16, half}")
     .Attr("scale: float")
     .Attr("alpha: float")
     .Attr("bucket_starts: list(int)")
+    .Attr("form: {'silu', 'softmax'} = 'silu'")
     .Output("of_q: T")
     .Output("of_k: T")
     .Output("of_v: T")

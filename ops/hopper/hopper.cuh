@@ -195,11 +195,16 @@ __device__ __forceinline__ void StoreMatrices(void* row, const uint32_t* words) 
       : "memory");
 }
 
-// The special function unit's results, on any GPU: 2^x and 1 / x to about 2^-22, tanh to about
-// 2^-11.
+// The special function unit's results, on any GPU: 2^x, log2 x and 1 / x to about 2^-22, tanh to
+// about 2^-11.
 __device__ __forceinline__ float FastExp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float FastLog2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 __device__ __forceinline__ float FastReciprocal(float x) {

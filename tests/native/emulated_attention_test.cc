@@ -10,8 +10,10 @@
 
 #include "device_memory.h"
 #include "ops/attention/gpu/backward/backward.cu"
+#include "ops/attention/gpu/backward/softmax_backward.cu"
 #include "ops/attention/gpu/bias/table_parts.cu"
 #include "ops/attention/gpu/forward/forward.cu"
+#include "ops/attention/gpu/forward/softmax_forward.cu"
 #include "ops/attention/gpu/plan/strips.cu"
 #include "ops/attention/gpu/plan/time_map.cu"
 #include "ops/common/gpu/cuda_error.cu"
@@ -34,7 +36,8 @@ enum class Mask { kCausal, kFull, kParts };
 struct Tables {
   int n = 0;  // of the table of places
   bool times = false;
-  bool alone = false;  // the bias is all: no q and k
+  bool alone = false;    // the bias is all: no q and k
+  bool softmax = false;  // of the scores, in place of SiLU
   bool any() const { return n > 0 || times; }
   int places() const { return n > 0 ? 2 * n - 1 : 0; }
 };
@@ -60,7 +63,7 @@ void AppendVisible(int length, Mask mask, std::mt19937* random, vector<int32_t>*
 }
 
 struct Results {
-  vector<double> out, of_q, of_k, of_v, of_positions, of_buckets;
+  vector<double> log_sums, out, of_q, of_k, of_v, of_positions, of_buckets;
 };
 
 constexpr int kBuckets = 90;
@@ -144,12 +147,35 @@ double Dot(const T* a, const T* b, int n) {
   return sum;
 }
 
+// A column that a row sees: its score, its weight, and their gradients.
+struct Pair {
+  int column, place, bucket;
+  double x, weight, of_weight, of_x;
+};
+
+// Weighs a row's columns by softmax. Returns the logarithm of the sum, to base 2.
+double WeighBySoftmax(vector<Pair>* pairs) {
+  double sum = 0, inner = 0;
+  for (const Pair& pair : *pairs) sum += std::exp(pair.x);
+  for (Pair& pair : *pairs) {
+    pair.weight = std::exp(pair.x) / sum;
+    inner += pair.weight * pair.of_weight;
+  }
+  for (Pair& pair : *pairs) pair.of_x = pair.weight * (pair.of_weight - inner);
+  return std::log2(sum);
+}
+
 template <class T>
 Results Expected(const Case<T>& c) {
   const size_t size = static_cast<size_t>(c.tokens()) * c.row();
   const vector<double> zeros(size);
-  Results to{
-      zeros, zeros, zeros, zeros, vector<double>(c.tables.places()), vector<double>(kBuckets)};
+  Results to{vector<double>(c.tables.softmax ? c.tokens() * c.shape.heads : 0),
+             zeros,
+             zeros,
+             zeros,
+             zeros,
+             vector<double>(c.tables.places()),
+             vector<double>(kBuckets)};
   const int width = c.shape.width;
   for (size_t s = 0; s + 1 < c.offsets.size(); ++s) {
     const int64_t begin = c.offsets[s];
@@ -159,9 +185,10 @@ Results Expected(const Case<T>& c) {
         const auto row = [&](vector<double>& of, int token) {
           return of.data() + (begin + token) * c.row() + head * width;
         };
+        const bool alone = c.tables.alone;
+        vector<Pair> pairs;
         for (int j = 0; j < length; ++j) {
           if (!c.Sees(begin, i, j)) continue;
-          const bool alone = c.tables.alone;
           double x = c.alpha * Dot(c.In(0, begin + i, head), c.In(1, begin + j, head), width);
           if (alone) x = 0;
           const int place = c.tables.n > 0 ? c.Place(i, j) : 0,
@@ -171,16 +198,23 @@ Results Expected(const Case<T>& c) {
           const double gate = alone ? 1 : 1 / (1 + std::exp(-x));
           const double of_weight =
               c.scale * Dot(c.In(3, begin + i, head), c.In(2, begin + j, head), width);
-          const double of_x = of_weight * gate * (1 + x * (1 - gate));
-          if (c.tables.n > 0) to.of_positions[place] += of_x;
-          to.of_buckets[bucket] += of_x;
+          pairs.push_back(
+              {j, place, bucket, x, x * gate, of_weight, of_weight * gate * (1 + x * (1 - gate))});
+        }
+        if (c.tables.softmax) {
+          to.log_sums[head * c.tokens() + begin + i] = WeighBySoftmax(&pairs);
+        }
+        for (const Pair& pair : pairs) {
+          const int j = pair.column;
+          if (c.tables.n > 0) to.of_positions[pair.place] += pair.of_x;
+          to.of_buckets[pair.bucket] += pair.of_x;
           for (int d = 0; d < width; ++d) {
-            row(to.out, i)[d] += c.scale * x * gate * float(c.In(2, begin + j, head)[d]);
+            row(to.out, i)[d] += c.scale * pair.weight * float(c.In(2, begin + j, head)[d]);
             if (!alone) {
-              row(to.of_q, i)[d] += c.alpha * of_x * float(c.In(1, begin + j, head)[d]);
-              row(to.of_k, j)[d] += c.alpha * of_x * float(c.In(0, begin + i, head)[d]);
+              row(to.of_q, i)[d] += c.alpha * pair.of_x * float(c.In(1, begin + j, head)[d]);
+              row(to.of_k, j)[d] += c.alpha * pair.of_x * float(c.In(0, begin + i, head)[d]);
             }
-            row(to.of_v, j)[d] += c.scale * x * gate * float(c.In(3, begin + i, head)[d]);
+            row(to.of_v, j)[d] += c.scale * pair.weight * float(c.In(3, begin + i, head)[d]);
           }
         }
       }
@@ -192,7 +226,7 @@ Results Expected(const Case<T>& c) {
 template <class T>
 struct Found {
   vector<T> out, of_q, of_k, of_v;
-  vector<float> of_positions, of_buckets;
+  vector<float> of_positions, of_buckets, log_sums;
 
   bool operator==(const Found& other) const {
     const auto same = [](const auto& a, const auto& b) {
@@ -200,7 +234,7 @@ struct Found {
     };
     return same(out, other.out) && same(of_q, other.of_q) && same(of_k, other.of_k) &&
            same(of_v, other.of_v) && same(of_positions, other.of_positions) &&
-           same(of_buckets, other.of_buckets);
+           same(of_buckets, other.of_buckets) && same(log_sums, other.log_sums);
   }
 };
 
@@ -230,6 +264,18 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
   }
   const GmetaHstuBias bias{c.tables.n > 0 ? c.positions.data() : nullptr, c.tables.n,
                            c.tables.times ? c.buckets.data() : nullptr, kBuckets, map.data()};
+  const vector<T> poison(static_cast<size_t>(tokens) * c.row(),
+                         T(std::numeric_limits<float>::quiet_NaN()));
+  const auto poisoned = [](int64_t size) {
+    return vector<float>(size, std::numeric_limits<float>::quiet_NaN());
+  };
+  const int64_t rows = c.tables.softmax ? tokens * c.shape.heads : 0;
+  Found<T> found{
+      poison,        poison, poison, poison, poisoned(c.tables.places()), poisoned(kBuckets),
+      poisoned(rows)};
+  vector<float> products = poisoned(rows);
+  const GmetaSoftmax softmax{found.log_sums.data(), heads_of(found.out.data(), c.row()),
+                             products.data()};
   const GmetaHstuAttention attention{Case<T>::kDtype,
                                      batch,
                                      tokens,
@@ -242,13 +288,8 @@ Found<T> Attend(const Case<T>& c, Pace pace, uint32_t seed) {
                                      c.tables.alone ? GmetaHeads{} : input(0),
                                      c.tables.alone ? GmetaHeads{} : input(1),
                                      input(2),
-                                     c.tables.any() ? &bias : nullptr};
-  const vector<T> poison(static_cast<size_t>(tokens) * c.row(),
-                         T(std::numeric_limits<float>::quiet_NaN()));
-  const auto poisoned = [](int size) {
-    return vector<float>(static_cast<size_t>(size), std::numeric_limits<float>::quiet_NaN());
-  };
-  Found<T> found{poison, poison, poison, poison, poisoned(c.tables.places()), poisoned(kBuckets)};
+                                     c.tables.any() ? &bias : nullptr,
+                                     c.tables.softmax ? &softmax : nullptr};
   vector<uint4> workspace;
   if (c.tables.any()) {
     workspace.resize(static_cast<size_t>(gmeta_hstu_bias_workspace(&attention)) / 16 + 1);
@@ -286,9 +327,13 @@ void Check(const Shape& shape, Mask mask, uint32_t seed, Tables tables = {}) {
     CHECK(Distance(found.of_k, expected.of_k) < limit);
   }
   CHECK(Distance(found.of_v, expected.of_v) < limit);
-  // dS isn't rounded here.
-  if (tables.n > 0) CHECK(Distance(found.of_positions, expected.of_positions) < 1e-5);
-  if (tables.times) CHECK(Distance(found.of_buckets, expected.of_buckets) < 1e-5);
+  for (size_t i = 0; i < expected.log_sums.size(); ++i) {
+    CHECK(std::fabs(found.log_sums[i] - expected.log_sums[i]) < 1e-5);
+  }
+  // dS isn't rounded here, but outputs are, of which softmax makes it.
+  const double of_tables = tables.softmax ? 2 * limit : 1e-5;
+  if (tables.n > 0) CHECK(Distance(found.of_positions, expected.of_positions) < of_tables);
+  if (tables.times) CHECK(Distance(found.of_buckets, expected.of_buckets) < of_tables);
   CHECK(found == Attend(c, Pace::kLate, seed + 1));
 }
 
@@ -305,10 +350,23 @@ void CheckBiasAlone() {
   for (const T x : found.of_q) CHECK(std::fabs(float(x)) < 1e-20);
 }
 
+// Softmax of scores so far apart that bases rise from block to block.
+void CheckFarApart() {
+  using T = __half;
+  Case<T> c({{300, 130}, 1, 64}, Mask::kFull, 31, {0, false, false, true});
+  c.alpha = 2;
+  const Results expected = Expected(c);
+  const Found<T> found = Attend(c, Pace::kEarly, 31);
+  CHECK(Distance(found.out, expected.out) < 0x1p-10);
+  CHECK(Distance(found.of_v, expected.of_v) < 0x1p-10);
+  CHECK(Distance(found.log_sums, expected.log_sums) < 1e-6);
+  CHECK(found == Attend(c, Pace::kLate, 32));
+}
+
 // Numbers of other sequences, NaN among them, don't get in.
-void CheckNeighbours(int width) {
+void CheckNeighbours(int width, bool softmax = false) {
   using T = __nv_bfloat16;
-  Case<T> c({{70, 90, 33}, 1, width}, Mask::kCausal, 7);
+  Case<T> c({{70, 90, 33}, 1, width}, Mask::kCausal, 7, {0, false, false, softmax});
   const Found<T> before = Attend(c, Pace::kEarly, 1);
   c.Poison(0), c.Poison(2);
   const Found<T> after = Attend(c, Pace::kLate, 2);
@@ -347,4 +405,15 @@ int main() {
   CheckBiasAlone();
   CheckNeighbours(64);
   CheckNeighbours(256);
+  const Tables softmax{0, false, false, true};
+  Check<Bfloat16>({lengths, 2, 64}, Mask::kCausal, 21, softmax);
+  Check<__half>({lengths, 1, 64}, Mask::kParts, 22, softmax);
+  Check<Bfloat16>({{130, 200}, 1, 128}, Mask::kParts, 23, softmax);
+  Check<Bfloat16>({{97, 129}, 1, 256}, Mask::kParts, 24, softmax);
+  Check<Bfloat16>({{70, 130}, 1, 64}, Mask::kParts, 25, {60, true, false, true});
+  Check<__half>({{130}, 1, 128}, Mask::kCausal, 26, {60, true, false, true});
+  Check<Bfloat16>({{97, 64}, 1, 256}, Mask::kParts, 27, {0, true, false, true});
+  CheckFarApart();
+  CheckNeighbours(64, true);
+  CheckNeighbours(256, true);
 }

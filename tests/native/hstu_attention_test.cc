@@ -16,6 +16,7 @@ using gmeta::hstu::BiasGradient;
 using gmeta::hstu::Gradients;
 using gmeta::hstu::Inputs;
 using gmeta::hstu::Visible;
+using gmeta::hstu::Weights;
 
 struct Case {
   std::vector<int64_t> offsets{0}, starts, times;
@@ -80,13 +81,14 @@ Inputs InputsOf(const Case& c, const gmeta::hstu::TimeBuckets* buckets, bool sco
 }
 
 template <class ParallelFor>
-Found Run(const Case& c, const Inputs& in, const ParallelFor& parallel_for) {
+Found Run(const Case& c, Inputs in, const ParallelFor& parallel_for) {
   Found found{std::vector<float>(c.v.size()),
               std::vector<float>(c.q.size()),
               std::vector<float>(c.k.size()),
               std::vector<float>(c.v.size()),
               {c.positions.size(), c.buckets.size()}};
   const size_t sequences = c.offsets.size() - 1;
+  in.out = found.out.data();
   gmeta::hstu::Forward(in, c.offsets.data(), sequences, found.out.data(), parallel_for);
   gmeta::hstu::Backward(in, c.offsets.data(), sequences, c.of_out.data(),
                         {found.of_q.data(), found.of_k.data(), found.of_v.data()}, &found.of_bias,
@@ -94,11 +96,55 @@ Found Run(const Case& c, const Inputs& in, const ParallelFor& parallel_for) {
   return found;
 }
 
-void Near(const std::vector<float>& found, const std::vector<double>& expected) {
-  double largest = 1e-3;
+void Near(const std::vector<float>& found, const std::vector<double>& expected,
+          double largest = 1e-3) {
   for (const double x : expected) largest = std::max(largest, std::abs(x));
   for (size_t i = 0; i < expected.size(); ++i)
     CHECK(std::abs(found[i] - expected[i]) < 2e-5 * largest);
+}
+
+bool Sees(const Case& c, size_t sequence, int64_t row, int64_t column) {
+  const int64_t place = column - c.offsets[sequence];
+  const Visible& sees = c.visible[row];
+  return row == column || place < sees.first || (place >= sees.begin && place < sees.end);
+}
+
+// The score of a pair of tokens, and the gradient of its weight.
+std::pair<double, double> ScoreOf(const Case& c, const Inputs& in, int64_t i, int64_t j, int h) {
+  double score = 0, of_weight = 0;
+  if (in.bias.any()) {
+    const size_t position = std::clamp<int64_t>(j - i + 49, 0, 98);
+    const int64_t apart = std::abs(c.times[i] - c.times[j]);
+    const size_t bucket =
+        std::upper_bound(c.starts.begin(), c.starts.end(), apart) - c.starts.begin();
+    score = c.positions[position] + c.buckets[bucket];
+  }
+  const size_t qi = (i * c.heads + h) * c.width, kj = (j * c.heads + h) * c.width;
+  const size_t vi = (i * c.heads + h) * c.values, vj = (j * c.heads + h) * c.values;
+  for (int d = 0; in.q != nullptr && d < c.width; ++d)
+    score += in.alpha * double{c.q[qi + d]} * c.k[kj + d];
+  for (int d = 0; d < c.values; ++d) of_weight += in.scale * double{c.of_out[vi + d]} * c.v[vj + d];
+  return {score, of_weight};
+}
+
+// Of each row of each head: the sum of exponentials, and the mean gradient of its weights.
+void SumRows(const Case& c, const Inputs& in, std::vector<double>* sums,
+             std::vector<double>* products) {
+  sums->assign(c.heads * c.offsets.back(), 0.0);
+  products->assign(c.heads * c.offsets.back(), 0.0);
+  for (size_t s = 0; s + 1 < c.offsets.size(); ++s) {
+    for (int64_t i = c.offsets[s]; i < c.offsets[s + 1]; ++i) {
+      for (int h = 0; h < c.heads; ++h) {
+        const size_t at = h * c.offsets.back() + i;
+        for (int64_t j = c.offsets[s]; j < c.offsets[s + 1]; ++j) {
+          if (!Sees(c, s, i, j)) continue;
+          const auto [score, of_weight] = ScoreOf(c, in, i, j, h);
+          (*sums)[at] += std::exp(score), (*products)[at] += std::exp(score) * of_weight;
+        }
+        (*products)[at] /= (*sums)[at];
+      }
+    }
+  }
 }
 
 // The equations, pair by pair.
@@ -106,32 +152,34 @@ void Compare(const Case& c, const Inputs& in, const Found& found) {
   std::vector<double> out(c.v.size()), of_q(c.q.size()), of_k(c.k.size()), of_v(c.v.size()),
       of_positions(99);
   std::vector<double> of_buckets(129);
+  const bool softmax = in.weights() == Weights::kSoftmax;
+  std::vector<double> sums, products;
+  if (softmax) SumRows(c, in, &sums, &products);
   for (size_t s = 0; s + 1 < c.offsets.size(); ++s) {
     for (int64_t i = c.offsets[s]; i < c.offsets[s + 1]; ++i) {
       for (int64_t j = c.offsets[s]; j < c.offsets[s + 1]; ++j) {
-        const int64_t place = j - c.offsets[s];
-        const Visible& sees = c.visible[i];
-        if (!(i == j || place < sees.first || (place >= sees.begin && place < sees.end))) continue;
+        if (!Sees(c, s, i, j)) continue;
         const size_t position = std::clamp<int64_t>(j - i + 49, 0, 98);
         const int64_t apart = std::abs(c.times[i] - c.times[j]);
         const size_t bucket =
             std::upper_bound(c.starts.begin(), c.starts.end(), apart) - c.starts.begin();
         for (int h = 0; h < c.heads; ++h) {
-          double score = in.bias.any() ? c.positions[position] + c.buckets[bucket] : 0.0,
-                 of_weight = 0;
+          const auto [score, of_weight] = ScoreOf(c, in, i, j, h);
+          const size_t at = h * c.offsets.back() + i;
           const size_t qi = (i * c.heads + h) * c.width, kj = (j * c.heads + h) * c.width;
           const size_t vi = (i * c.heads + h) * c.values, vj = (j * c.heads + h) * c.values;
-          for (int d = 0; in.q != nullptr && d < c.width; ++d)
-            score += in.alpha * double{c.q[qi + d]} * c.k[kj + d];
           const double sigmoid = 1 / (1 + std::exp(-score));
-          const double weight = in.q == nullptr ? score : score * sigmoid;
+          double weight = in.q == nullptr ? score : score * sigmoid;
+          double of_score =
+              of_weight * (in.q == nullptr ? 1 : sigmoid * (1 + score * (1 - sigmoid)));
+          if (softmax) {
+            weight = std::exp(score) / sums[at];
+            of_score = weight * (of_weight - products[at]);
+          }
           for (int d = 0; d < c.values; ++d) {
             out[vi + d] += in.scale * weight * c.v[vj + d];
             of_v[vj + d] += in.scale * weight * c.of_out[vi + d];
-            of_weight += in.scale * double{c.of_out[vi + d]} * c.v[vj + d];
           }
-          const double of_score =
-              of_weight * (in.q == nullptr ? 1 : sigmoid * (1 + score * (1 - sigmoid)));
           of_positions[position] += of_score, of_buckets[bucket] += of_score;
           for (int d = 0; in.q != nullptr && d < c.width; ++d) {
             of_q[qi + d] += in.alpha * of_score * c.k[kj + d];
@@ -142,24 +190,26 @@ void Compare(const Case& c, const Inputs& in, const Found& found) {
     }
   }
   Near(found.out, out), Near(found.of_v, of_v);
-  if (in.q != nullptr) Near(found.of_q, of_q), Near(found.of_k, of_k);
+  // The gradients of a softmax are small differences of numbers of this size.
+  const double largest = softmax ? 0.1 : 1e-3;
+  if (in.q != nullptr) Near(found.of_q, of_q, largest), Near(found.of_k, of_k, largest);
   if (!in.bias.any()) return;
-  Near({found.of_bias.positions.begin(), found.of_bias.positions.end()}, of_positions);
+  Near({found.of_bias.positions.begin(), found.of_bias.positions.end()}, of_positions, largest);
   std::vector<float> found_of_buckets(129);
   for (size_t b = 0; b < 129; ++b) found_of_buckets[b] = found.of_bias.OfBucket(b);
-  Near(found_of_buckets, of_buckets);
+  Near(found_of_buckets, of_buckets, largest);
 }
 
 // A unit by vectors of a width, beside those that the machine prefers.
-template <int W>
+template <int W, Weights kWeights>
 void CompareWidth(const Case& c, const Inputs& in, const Found& found) {
   std::vector<float> out(c.v.size());
   gmeta::hstu::Workspace work;
   for (size_t s = 0; s + 1 < c.offsets.size(); ++s) {
     for (int h = 0; h < c.heads; ++h) {
       const int length = static_cast<int>(c.offsets[s + 1] - c.offsets[s]);
-      gmeta::hstu::ForwardHead<W, true>(in, {static_cast<size_t>(c.offsets[s]), length, h},
-                                        out.data(), &work);
+      gmeta::hstu::ForwardHead<W, kWeights>(in, {static_cast<size_t>(c.offsets[s]), length, h},
+                                            out.data(), &work);
     }
   }
   Near(out, {found.out.begin(), found.out.end()});
@@ -200,14 +250,23 @@ int main() {
          {std::tuple{1, 1, 1}, {2, 16, 16}, {3, 5, 40}, {1, 64, 9}}) {
       const Case c = Draw(&random, lengths, heads, width, values);
       for (const bool biased : {false, true}) {
-        for (const bool scored : {true, false}) {
-          const Inputs in = InputsOf(c, biased ? &buckets : nullptr, scored);
+        for (const Weights weights : {Weights::kBias, Weights::kSilu, Weights::kSoftmax}) {
+          Inputs in = InputsOf(c, biased ? &buckets : nullptr, weights != Weights::kBias);
+          std::vector<float> log_sums(heads * c.offsets.back());
+          in.tokens = c.offsets.back();
+          if (weights == Weights::kSoftmax) in.log_sums = log_sums.data();
           const Found found = Run(c, in, Serial{});
           Compare(c, in, found);
           const Found again = Run(c, in, Threads{3});
           CHECK(found.out == again.out && found.of_v == again.of_v && found.of_k == again.of_k);
           CHECK(found.of_q == again.of_q && found.of_bias.positions == again.of_bias.positions);
-          if (scored) CompareWidth<4>(c, in, found), CompareWidth<8>(c, in, found);
+          if (weights == Weights::kSilu) {
+            CompareWidth<4, Weights::kSilu>(c, in, found);
+            CompareWidth<8, Weights::kSilu>(c, in, found);
+          } else if (weights == Weights::kSoftmax) {
+            CompareWidth<4, Weights::kSoftmax>(c, in, found);
+            CompareWidth<8, Weights::kSoftmax>(c, in, found);
+          }
         }
       }
     }

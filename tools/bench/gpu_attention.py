@@ -4,6 +4,8 @@
 
     o_i = s sum_{j <= i} SiLU(alpha q_i k_j) v_j
 
+With `--form softmax` a softmax over the same j takes the place of SiLU.
+
 forward, backward  the outputs; the gradients of q, k and v
 Triton             our own kernel in Triton, for jagged sequences like the native one
 torch.compile      the same over padded sequences: scores of all pairs and a mask. Padding isn't timed,
@@ -11,6 +13,9 @@ torch.compile      the same over padded sequences: scores of all pairs and a mas
 FlexAttention      compiled, over the same jagged sequences with the same pairs. It computes softmax in place
                    of SiLU, so its results aren't comparable, but its products are: it is rated by the same
                    operations in the same time
+SDPA               only with softmax, where the peers are FlexAttention and PyTorch's
+                   scaled_dot_product_attention by its FlashAttention and by cuDNN: sequences of one length as
+                   they are, jagged ones as nested tensors, without padding
 rab, times         ours with a relative bias of places and of times, or of times alone, and the gradients of
                    its tables
 plan, map          what the native ops prepare, in milliseconds: a plan and, for rab, a map of times, once for
@@ -22,7 +27,7 @@ pairs forward, 2.5 times that backward, whatever a peer computes on top. "share"
 product of two 8192 x 8192 bfloat16 matrices on the same GPU, measured first. Peers take turns, call by call;
 times are by CUDA events, medians of 50 calls after 10 (12 after 3 where a call takes over 25 ms); p10 is the
 rate of the fastest tenth. Inputs are random in each run and too large for the cache. Results of those that
-compute HSTU are compared before they are timed. It requires PyTorch with Triton.
+compute the same are compared before they are timed. It requires PyTorch with Triton.
 """
 
 from __future__ import annotations
@@ -50,7 +55,11 @@ HEADS = 4
 MOST_APART = 1e-2
 """Two results in bfloat16, each 2-5e-3 from the truth: ||a - b|| / ||b||."""
 PASSES = {"forward": 1.0, "backward": 2.5}
-PEERS = ("Triton", "torch.compile", "FlexAttention")
+PEERS = {
+    "silu": ("Triton", "torch.compile", "FlexAttention"),
+    "softmax": ("FlexAttention", "SDPA FlashAttention", "SDPA cuDNN"),
+}
+BACKENDS = {"SDPA FlashAttention": "FLASH_ATTENTION", "SDPA cuDNN": "CUDNN_ATTENTION"}
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Bench:
 
         self.given, self.runs = given, 3 if given.smoke else 50
         self.tokens = 8192 if given.smoke else 131_072
+        self.root = "gpu_attention" if given.form == "silu" else f"gpu_attention/{given.form}"
         self.facts = {
             "gpu": torch.cuda.get_device_name(),
             "torch": torch.__version__,
@@ -153,6 +163,10 @@ class Bench:
             from parts.attention.padded_form import PaddedAttention
 
             return PaddedAttention(*inputs, *numbers)
+        if name in BACKENDS:
+            from parts.attention.sdpa_form import SdpaAttention
+
+            return SdpaAttention(*inputs, lengths, ours.alpha, BACKENDS[name])
         from parts.attention.flex_form import FlexAttention
 
         return FlexAttention(*inputs, lengths, ours.alpha)
@@ -162,7 +176,10 @@ class Bench:
         import torch
 
         seed = int(np.random.default_rng().integers(2**31))
-        ours = GpuAttention(lengths.tolist(), HEADS, width, "bfloat16", "causal", seed)
+        form = self.given.form
+        ours = GpuAttention(lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, form=form)
+        if form == "softmax":
+            ours.scale = 1.0
         inputs = [x.contiguous() for x in (ours.q, ours.k, ours.v, ours.of_out)]
         ours.q, ours.k, ours.v, ours.of_out = inputs
         ours.make_plan()
@@ -178,7 +195,7 @@ class Bench:
                     if peer not in made:
                         made[peer] = self.peer(peer, inputs, ours, lengths)
                     found = getattr(made[peer], which)()
-                    if peer != "FlexAttention":
+                    if form == "softmax" or peer != "FlexAttention":
                         results = found if isinstance(found, tuple) else (found,)
                         check(made[peer], f"{peer} {which}", expected[which], results)
                     torch.cuda.synchronize()
@@ -189,28 +206,30 @@ class Bench:
                 print(f"  {peer} {which} ready in {time.perf_counter() - start:.1f} s", flush=True)
             teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
             why = {peer: reason for (of, peer), reason in absent.items() if of == which}
-            self.rate(f"gpu_attention/{which}/dim{width}/{name}", teraflop, peers, calls, why)
+            self.rate(f"{self.root}/{which}/dim{width}/{name}", teraflop, peers, calls, why)
         tables: dict[str, tuple[Table, ...]] = {
             "times": ("time_buckets",),
             "rab": ("positions", "time_buckets"),
         }
         for bias, of_bias in tables.items():
             biased = GpuAttention(
-                lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, of_bias, places=int(lengths.max())
+                *(lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, of_bias),
+                places=int(lengths.max()),
+                form=form,
             )
             biased.make_plan()
             for which, call in {"forward": biased.forward, "backward": biased.gradients}.items():
                 teraflop = PASSES[which] * 4 * width * HEADS * ours.pairs / 1e12
-                where = f"gpu_attention/{which}/dim{width}/{name}/{bias}"
+                where = f"{self.root}/{which}/dim{width}/{name}/{bias}"
                 self.rate(where, teraflop, [], {"ours": call}, {})
         from parts.gpu_timing import in_turn
 
         plan = in_turn({"plan": ours.make_plan}, self.runs)["plan"][1]
-        self.results.append(Result(f"gpu_attention/plan/dim{width}/{name}", 1e3 * plan, "ms"))
+        self.results.append(Result(f"{self.root}/plan/dim{width}/{name}", 1e3 * plan, "ms"))
         times = in_turn({"map": biased.map_times}, self.runs)["map"][1]
-        self.results.append(Result(f"gpu_attention/map/dim{width}/{name}", 1e3 * times, "ms"))
+        self.results.append(Result(f"{self.root}/map/dim{width}/{name}", 1e3 * times, "ms"))
         megabytes = biased.time_map.numel() / 1e6
-        self.results.append(Result(f"gpu_attention/map/dim{width}/{name}/size", megabytes, "MB"))
+        self.results.append(Result(f"{self.root}/map/dim{width}/{name}/size", megabytes, "MB"))
         self.write()
 
     def rate(
@@ -242,6 +261,9 @@ def main() -> None:
         default="4096,2048,1024,512,jagged",
         help="lengths of sequences, in the order in which they are measured (default: %(default)s)",
     )
+    options.add_argument(
+        "--form", default="silu", choices=PEERS, help="how scores become weights (default: %(default)s)"
+    )
     options.add_argument("--alone", action="store_true", help="don't measure the peers")
     given = options.parse_args()
     absent = why_absent()
@@ -252,7 +274,7 @@ def main() -> None:
 
     bench = Bench(given)
     for width in map(int, given.dims.split(",")):
-        peers = [] if width == 64 or given.alone else list(PEERS)  # 64 is for ours alone
+        peers = [] if width == 64 or given.alone else list(PEERS[given.form])  # 64 is for ours alone
         for word in ["512", "jagged"] if given.smoke else given.lengths.split(","):
             if word == "jagged":
                 lengths, name = jagged_lengths(np.random.default_rng(0), bench.tokens), word
@@ -262,7 +284,7 @@ def main() -> None:
             gc.collect()
             torch.cuda.empty_cache()
     bench.matmul_rate("after")
-    report("HSTU attention on the GPU", bench.results, given.json, **bench.facts)
+    report("Attention on the GPU", bench.results, given.json, **bench.facts)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 //
 //   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j + b_ij) v_j
 //
-// or by the bias alone, o_i = s sum_{j in V(i)} b_ij v_j, if q and k have no data (null).
+// or by the bias alone, o_i = s sum_{j in V(i)} b_ij v_j, if q and k have no data (null), or with
+// the softmax of a row's scores in place of their SiLU:
+//
+//   o_i = s sum_{j in V(i)} P_ij v_j     P_ij = exp(x_ij) / sum_{j in V(i)} exp(x_ij)
+//                                        x_ij = alpha q_i k_j + b_ij
 //
 // Functions return a status (cuda_abi.h). Pointers are to device memory unless a comment says
 // otherwise. Functions queue work on `stream`, a cudaStream_t, and don't wait for it.
@@ -37,6 +41,15 @@ struct GmetaHstuBias {
   const void* time_map;  // written by gmeta_hstu_time_map
 };
 
+// Makes the weights a softmax. alpha is 0 at least, and there are q and k.
+struct GmetaSoftmax {
+  // (heads, tokens): log2 sum_j exp(x_ij). The forward pass writes it, the gradients read it.
+  float* log_sums;
+  // Only for gradients: the forward pass's output, and a workspace, (heads, tokens).
+  GmetaHeads out;
+  float* products;
+};
+
 struct GmetaHstuAttention {
   int32_t dtype;   // of q, k, v and all tensors of their shape
   int32_t batch;   // number of sequences
@@ -48,7 +61,8 @@ struct GmetaHstuAttention {
   const int32_t* visible;  // (tokens, 3): AttentionMask.visible
   const void* plan;        // written by gmeta_hstu_plan for the same offsets and mask
   GmetaHeads q, k, v;
-  const GmetaHstuBias* bias;  // in host memory; null: no bias
+  const GmetaHstuBias* bias;    // in host memory; null: no bias
+  const GmetaSoftmax* softmax;  // in host memory; null: SiLU
 };
 
 // The gradients of a bias's tables, and a workspace of gmeta_hstu_bias_workspace bytes for partial

@@ -56,10 +56,11 @@ struct OwnPlace {
   int head;
 };
 
-// Writes the sums of 64 own tokens, times a factor and rounded. Four threads write 64 neighbouring
-// bytes of a row. Tokens past the sequence's end are not written.
+// Writes the sums of 64 own tokens, times a factor for each of a thread's two rows, and rounded.
+// Four threads write 64 neighbouring bytes of a row. Tokens past the sequence's end are not
+// written.
 template <class T, int kSize>
-__device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float factor,
+__device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float2 factors,
                                           const OwnPlace& own, T* to, int64_t stride) {
   constexpr int kWidth = 2 * kSize;
   const int row = own.row + OwnRow();
@@ -67,6 +68,7 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float fact
                 static_cast<int64_t>(own.head) * kWidth + threadIdx.x % 4 * 8;
 #pragma unroll
   for (int of_row = 0; of_row < 2; ++of_row) {
+    const float factor = of_row == 0 ? factors.x : factors.y;
 #pragma unroll
     for (int column = 0; column < kWidth; column += 32) {
       uint32_t words[4];
@@ -82,6 +84,12 @@ __device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float fact
       }
     }
   }
+}
+
+template <class T, int kSize>
+__device__ __forceinline__ void StoreSums(const float (&sums)[kSize], float factor,
+                                          const OwnPlace& own, T* to, int64_t stride) {
+  StoreSums<T>(sums, make_float2(factor, factor), own, to, stride);
 }
 
 }  // namespace gmeta::hstu

@@ -59,11 +59,12 @@ void LaunchPersistent(void (*kernel)(Arguments), const Arguments& in, int64_t wo
 // Returns whether weights come from scores, not from the bias alone.
 inline bool IsScored(const GmetaHstuAttention& a) { return a.q.data != nullptr; }
 
-// Returns alpha. A bias is divided by it, so with a bias a tiny number takes the place of 0, and 1
-// if there are no scores.
+// Returns alpha. A bias is divided by it, and softmax multiplies it by infinity, so with these a
+// tiny number takes the place of 0, and 1 if there are no scores.
 inline float AlphaOf(const GmetaHstuAttention& a) {
   if (!IsScored(a)) return 1.0f;
-  return a.bias == nullptr || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
+  const bool may_be_zero = a.bias == nullptr && a.softmax == nullptr;
+  return may_be_zero || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
 }
 
 // Returns what the kernels need of an attention's bias; empty if there is none.
@@ -106,6 +107,18 @@ void Dispatch(const GmetaHstuAttention& a, const Launch& launch) {
   if (!IsScored(a)) return of_bias(std::true_type(), std::false_type());
   biased ? of_bias(std::true_type(), std::true_type())
          : of_bias(std::false_type(), std::true_type());
+}
+
+// Calls launch(T, width, whether it is biased) for an attention with softmax, if it has tokens and
+// heads.
+template <class Launch>
+void DispatchSoftmax(const GmetaHstuAttention& a, const Launch& launch) {
+  Require(IsScored(a), "hstu attention: softmax needs q and k, not the bias alone");
+  Require(a.alpha >= 0.0f,
+          "hstu attention: softmax takes an alpha of at least 0, got " + std::to_string(a.alpha));
+  Dispatch(a, [&](auto type, auto width, auto is_biased, auto is_scored) {
+    if constexpr (is_scored()) launch(type, width, is_biased);
+  });
 }
 
 }  // namespace gmeta::hstu

@@ -2,6 +2,8 @@
 //
 //   o_i = s sum_{j in V(i)} SiLU(alpha q_i k_j + rab_ij) v_j
 //
+// or with the softmax of a row's scores in place of their SiLU.
+//
 // Layout. q, k, v are (tokens, heads, width): a sequence's tokens one after another, the sequences
 // one after another. The unit of work is one head of one sequence. Its q, k and v are first copied
 // into the layout that the products want: rows padded with zeros to whole vectors, and k (for
@@ -24,6 +26,10 @@
 // up in the groups' order. So results are the same to the last bit on any number of threads, and a
 // sequence's results don't depend on its neighbours.
 //
+// Softmax. A row's blocks come one after another, so its output is relative to the greatest score
+// so far, and rescaled when that rises (RowSoftmax in tile.h). The logarithms of the sums are kept
+// for the gradients.
+//
 // Why it is fast. All products run at the pace of the multipliers (see multiply.h). The exponential
 // is a polynomial on vectors. There is no padding, no work on blocks that no token sees, and none
 // of the half dozen passes over (L, L) matrices that attention by TensorFlow's ops takes.
@@ -34,6 +40,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "ops/attention/host/backward.h"
@@ -43,27 +50,27 @@ namespace gmeta::hstu {
 
 // Compiles the same code for each width of vectors. The widest that the machine supports is chosen.
 #if defined(__x86_64__)
-template <bool kScored>
+template <Weights kWeights>
 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) void
 Forward16(const Inputs& in, const Unit& unit, float* out, Workspace* work) {
-  ForwardHead<16, kScored>(in, unit, out, work);
+  ForwardHead<16, kWeights>(in, unit, out, work);
 }
-template <bool kScored>
+template <Weights kWeights>
 __attribute__((target("avx2,fma"))) void Forward8(const Inputs& in, const Unit& unit, float* out,
                                                   Workspace* work) {
-  ForwardHead<8, kScored>(in, unit, out, work);
+  ForwardHead<8, kWeights>(in, unit, out, work);
 }
-template <bool kScored>
+template <Weights kWeights>
 __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"))) void
 Backward16(const Inputs& in, const float* of_out, const Unit& unit, const Gradients& to,
            BiasGradient* of_bias, Workspace* work) {
-  BackwardHead<16, kScored>(in, of_out, unit, to, of_bias, work);
+  BackwardHead<16, kWeights>(in, of_out, unit, to, of_bias, work);
 }
-template <bool kScored>
+template <Weights kWeights>
 __attribute__((target("avx2,fma"))) void Backward8(const Inputs& in, const float* of_out,
                                                    const Unit& unit, const Gradients& to,
                                                    BiasGradient* of_bias, Workspace* work) {
-  BackwardHead<8, kScored>(in, of_out, unit, to, of_bias, work);
+  BackwardHead<8, kWeights>(in, of_out, unit, to, of_bias, work);
 }
 inline int VectorWidth() {
   static const int width = __builtin_cpu_supports("avx512dq")                                ? 16
@@ -75,23 +82,36 @@ inline int VectorWidth() {
 inline int VectorWidth() { return 4; }
 #endif
 
-template <bool kScored>
+template <Weights kWeights>
 void RunForward(const Inputs& in, const Unit& unit, float* out, Workspace* work) {
 #if defined(__x86_64__)
-  if (VectorWidth() == 16) return Forward16<kScored>(in, unit, out, work);
-  if (VectorWidth() == 8) return Forward8<kScored>(in, unit, out, work);
+  if (VectorWidth() == 16) return Forward16<kWeights>(in, unit, out, work);
+  if (VectorWidth() == 8) return Forward8<kWeights>(in, unit, out, work);
 #endif
-  ForwardHead<4, kScored>(in, unit, out, work);
+  ForwardHead<4, kWeights>(in, unit, out, work);
 }
 
-template <bool kScored>
+template <Weights kWeights>
 void RunBackward(const Inputs& in, const float* of_out, const Unit& unit, const Gradients& to,
                  BiasGradient* of_bias, Workspace* work) {
 #if defined(__x86_64__)
-  if (VectorWidth() == 16) return Backward16<kScored>(in, of_out, unit, to, of_bias, work);
-  if (VectorWidth() == 8) return Backward8<kScored>(in, of_out, unit, to, of_bias, work);
+  if (VectorWidth() == 16) return Backward16<kWeights>(in, of_out, unit, to, of_bias, work);
+  if (VectorWidth() == 8) return Backward8<kWeights>(in, of_out, unit, to, of_bias, work);
 #endif
-  BackwardHead<4, kScored>(in, of_out, unit, to, of_bias, work);
+  BackwardHead<4, kWeights>(in, of_out, unit, to, of_bias, work);
+}
+
+// Calls call(constant) with the weights of a call.
+template <class Call>
+void DispatchWeights(const Inputs& in, const Call& call) {
+  switch (in.weights()) {
+    case Weights::kBias:
+      return call(std::integral_constant<Weights, Weights::kBias>());
+    case Weights::kSilu:
+      return call(std::integral_constant<Weights, Weights::kSilu>());
+    case Weights::kSoftmax:
+      return call(std::integral_constant<Weights, Weights::kSoftmax>());
+  }
 }
 
 // Returns all heads of all sequences, the longest first, so that no thread begins a long one when
@@ -125,11 +145,7 @@ void Forward(const Inputs& in, const int64_t* offsets, size_t sequences, float* 
   parallel_for(units.size(), CostOfUnit(in, units), [&](size_t begin, size_t end) {
     Workspace work;
     for (size_t i = begin; i < end; ++i) {
-      if (in.q != nullptr) {
-        RunForward<true>(in, units[i], out, &work);
-      } else {
-        RunForward<false>(in, units[i], out, &work);
-      }
+      DispatchWeights(in, [&](auto weights) { RunForward<weights()>(in, units[i], out, &work); });
     }
   });
 }
@@ -152,11 +168,10 @@ void Backward(const Inputs& in, const int64_t* offsets, size_t sequences, const 
     for (size_t group = begin; group < end; ++group) {
       BiasGradient* of_group = in.bias.any() ? &of_groups[group] : nullptr;
       for (size_t i = group; i < units.size(); i += groups) {
-        if (in.q != nullptr) {
-          RunBackward<true>(in, of_out, units[i], to, of_group, &work);
-        } else {
-          RunBackward<false>(in, of_out, units[i], to, of_group, &work);
-        }
+        const auto run = [&](auto weights) {
+          RunBackward<weights()>(in, of_out, units[i], to, of_group, &work);
+        };
+        DispatchWeights(in, run);
       }
     }
   });

@@ -1,6 +1,8 @@
 // The gradients of one head of one sequence. With P = SiLU(S) and G = s dO:
 //
 //   dV = P^T G    dS = G V^T * SiLU'(S)    dQ = alpha dS K    dK = dS^T (alpha Q)    drab = dS
+//
+// With softmax, P = exp(S - log sum) and dS = P * (G V^T - dO O).
 
 #ifndef GMETA_OPS_ATTENTION_HOST_BACKWARD_H_
 #define GMETA_OPS_ATTENTION_HOST_BACKWARD_H_
@@ -16,10 +18,19 @@ struct Gradients {
   float* v;
 };
 
-template <int W, bool kScored>
+// Returns the product of the output and its gradient of a row.
+inline float OutputProduct(const Inputs& in, const float* of_out, const Unit& unit, int row) {
+  const size_t at = ((unit.begin + row) * in.heads + unit.head) * in.values;
+  float sum = 0.0f;
+  for (int i = 0; i < in.values; ++i) sum += of_out[at + i] * in.out[at + i];
+  return sum;
+}
+
+template <int W, Weights kWeights>
 GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, const Unit& unit,
                                       const Gradients& gradients, BiasGradient* of_bias,
                                       Workspace* work) {
+  constexpr bool kScored = kWeights != Weights::kBias;
   const Visible* visible = in.visible + unit.begin;
   const RelativeBias bias = in.bias.From(unit.begin);
   const size_t padded = RoundUp(in.width, kLanes), width = RoundUp(in.values, kLanes);
@@ -41,6 +52,13 @@ GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, con
   work->of_scores.resize(kRows * kColumns);
   work->buckets.resize(kRows * kColumns);
   for (int first = 0; first < unit.length; first += kRows) {
+    float log_sums[kRows], products[kRows];  // unused without softmax
+    if constexpr (kWeights == Weights::kSoftmax) {
+      for (int at = 0; at < std::min(kRows, unit.length - first); ++at) {
+        log_sums[at] = kLn2 * in.LogSums(unit.begin, unit.head)[first + at];
+        products[at] = OutputProduct(in, of_out, unit, first + at);
+      }
+    }
     if (kScored) work->of_q.assign(kRows * padded, 0.0f);
     for (int block = 0; block < unit.length; block += kColumns) {
       Range seen{unit.length, 0};
@@ -63,7 +81,11 @@ GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, con
         for (int i = 0; i < std::min(kRowsAtOnce, unit.length - row); ++i) {
           float *of_row = of_scores + i * kColumns + begin,
                 *weights = scores + i * kColumns + begin;
-          if (kScored) {
+          if constexpr (kWeights == Weights::kSoftmax) {
+            WeighBackSoftmax<W>(weights, of_row, end - begin, Within(visible[row + i], unit.length),
+                                row + i, columns.begin, log_sums[row + i - first],
+                                products[row + i - first]);
+          } else if (kScored) {
             WeighBack<W>(weights, of_row, end - begin, visible[row + i], row + i, columns.begin);
           } else {
             Mask<W>(weights, end - begin, visible[row + i], row + i, columns.begin);

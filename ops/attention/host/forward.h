@@ -7,9 +7,10 @@
 
 namespace gmeta::hstu {
 
-template <int W, bool kScored>
+template <int W, Weights kWeights>
 GMETA_ALWAYS_INLINE void ForwardHead(const Inputs& in, const Unit& unit, float* out,
                                      Workspace* work) {
+  constexpr bool kScored = kWeights != Weights::kBias;
   const Visible* visible = in.visible + unit.begin;
   const RelativeBias bias = in.bias.From(unit.begin);
   const float *q = nullptr, *keys = nullptr;
@@ -23,6 +24,7 @@ GMETA_ALWAYS_INLINE void ForwardHead(const Inputs& in, const Unit& unit, float* 
   work->buckets.resize(kRowsAtOnce * kColumns);
   for (int first = 0; first < unit.length; first += kRows) {
     work->out.assign(kRows * width, 0.0f);
+    RowSoftmax softmax[kRows];  // unused without
     for (int block = 0; block < unit.length; block += kColumns) {
       for (int row = first; row < std::min(first + kRows, unit.length); row += kRowsAtOnce) {
         const Range columns = SeenByTile(visible, unit, row, block);
@@ -33,7 +35,12 @@ GMETA_ALWAYS_INLINE void ForwardHead(const Inputs& in, const Unit& unit, float* 
         const int begin = columns.begin - block, end = columns.end - block;
         for (int i = 0; i < std::min(kRowsAtOnce, unit.length - row); ++i) {
           float* of_row = scores + i * kColumns + begin;
-          if (kScored) {
+          if constexpr (kWeights == Weights::kSoftmax) {
+            const int at = row + i - first;
+            const float by = softmax[at].Weigh<W>(
+                of_row, end - begin, Within(visible[row + i], unit.length), row + i, columns.begin);
+            if (by != 1.0f) Multiply(work->out.data() + at * width, width, by);
+          } else if (kScored) {
             Weigh<W>(of_row, end - begin, visible[row + i], row + i, columns.begin);
           } else {
             Mask<W>(of_row, end - begin, visible[row + i], row + i, columns.begin);
@@ -42,6 +49,13 @@ GMETA_ALWAYS_INLINE void ForwardHead(const Inputs& in, const Unit& unit, float* 
         Multiply<W>(ScoreRows{scores}, v + block * width, width,
                     work->out.data() + (row - first) * width, width, kRowsAtOnce, width, begin,
                     end);
+      }
+    }
+    if constexpr (kWeights == Weights::kSoftmax) {
+      float* const log_sums = in.LogSums(unit.begin, unit.head) + first;
+      for (int at = 0; at < std::min(kRows, unit.length - first); ++at) {
+        Multiply(work->out.data() + at * width, width, 1.0f / softmax[at].sum);
+        log_sums[at] = (softmax[at].base + std::log(softmax[at].sum)) / kLn2;
       }
     }
     Unpack(work->out.data(), unit, first, std::min(kRows, unit.length - first), in.heads, in.values,

@@ -22,6 +22,11 @@ inline constexpr int kLanes = 16;
 
 inline int RoundUp(int x, int to) { return (x + to - 1) / to * to; }
 
+// What the weights are: the bias alone, the SiLU of scores, or the softmax of a row's scores.
+enum class Weights { kBias, kSilu, kSoftmax };
+
+inline constexpr float kLn2 = 0.6931471805599453f;
+
 // The inputs of a call. q and k are null for attention by the bias alone.
 struct Inputs {
   const float* q;
@@ -34,6 +39,17 @@ struct Inputs {
   float alpha;
   const Visible* visible;
   RelativeBias bias;
+  // Only with softmax, (heads, tokens): the logarithms of the rows' sums, to base 2, which the
+  // forward pass writes and gradients read. Null: no softmax.
+  float* log_sums = nullptr;
+  size_t tokens = 0;
+  const float* out = nullptr;  // what the forward pass wrote; only for its gradients
+
+  Weights weights() const {
+    return q == nullptr ? Weights::kBias : log_sums == nullptr ? Weights::kSilu : Weights::kSoftmax;
+  }
+  // Returns the logarithm of the sum of a unit's first row.
+  float* LogSums(size_t token, int head) const { return log_sums + head * tokens + token; }
 };
 
 // The place of one head of one sequence.

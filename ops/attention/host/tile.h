@@ -4,7 +4,9 @@
 #define GMETA_OPS_ATTENTION_HOST_TILE_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "ops/attention/host/vector.h"
 
@@ -43,13 +45,14 @@ inline bool SeesAll(const Visible& visible, Range columns) {
          (columns.begin >= visible.begin && columns.end <= visible.end);
 }
 
-// Keeps x for the columns that a row sees, and returns 0 for the others.
+// Keeps x for the columns that a row sees, and returns `other` for the others.
 template <int W>
-GMETA_ALWAYS_INLINE Floats<W> Masked(Floats<W> x, const Visible& visible, int row, int column) {
+GMETA_ALWAYS_INLINE Floats<W> Masked(Floats<W> x, const Visible& visible, int row, int column,
+                                     Floats<W> other = Floats<W>{}) {
   const Integers<W> at = Count<W>(column);
   const Integers<W> seen =
       (at < visible.first) | ((at >= visible.begin) & (at < visible.end)) | (at == row);
-  return seen ? x : Floats<W>{};
+  return seen ? x : other;
 }
 
 // Replaces `width` scores of a row by their SiLU, masked. `width` is a whole number of vectors.
@@ -75,6 +78,63 @@ GMETA_ALWAYS_INLINE void WeighBack(float* scores, float* of_weights, int width,
     const Floats<W> sigmoid = Sigmoid<W>(x);
     const Floats<W> weight = x * sigmoid;
     const Floats<W> of_score = Load<W>(of_weights + c) * (sigmoid + weight * (1.0f - sigmoid));
+    Store<W>(scores + c, all ? weight : Masked<W>(weight, visible, row, column + c));
+    Store<W>(of_weights + c, all ? of_score : Masked<W>(of_score, visible, row, column + c));
+  }
+}
+
+// Returns what a row sees of its sequence's `length` tokens. Padding, whose SiLU is 0, must not
+// enter the sum of a softmax.
+inline Visible Within(const Visible& visible, int length) {
+  return {std::min(visible.first, length), std::min(visible.begin, length),
+          std::min(visible.end, length)};
+}
+
+// The softmax of a row, block by block: `base` is its greatest score so far, and weights are
+// relative to it (row_softmax.cuh has the equations).
+struct RowSoftmax {
+  float base = -std::numeric_limits<float>::infinity();
+  float sum = 0.0f;
+
+  // Replaces `width` scores by weights, masked. Returns by what to multiply sums over the blocks
+  // before.
+  template <int W>
+  GMETA_ALWAYS_INLINE float Weigh(float* scores, int width, const Visible& visible, int row,
+                                  int column) {
+    const bool all = SeesAll(visible, {column, column + width});
+    const Floats<W> none = Broadcast<W>(-std::numeric_limits<float>::infinity());
+    Floats<W> greatest = Broadcast<W>(base);
+    for (int c = 0; c < width; c += W) {
+      Floats<W> x = Load<W>(scores + c);
+      if (!all) x = Masked<W>(x, visible, row, column + c, none);
+      greatest = x > greatest ? x : greatest;
+    }
+    float found = base;
+    for (int lane = 0; lane < W; ++lane) found = std::max(found, greatest[lane]);
+    const float by = found == base ? 1.0f : std::exp(base - found);
+    Floats<W> sums{};
+    for (int c = 0; c < width; c += W) {
+      const Floats<W> weight = Exp<W>(Load<W>(scores + c) - found);
+      const Floats<W> seen = all ? weight : Masked<W>(weight, visible, row, column + c);
+      sums += seen;
+      Store<W>(scores + c, seen);
+    }
+    base = found, sum *= by;
+    for (int lane = 0; lane < W; ++lane) sum += sums[lane];
+    return by;
+  }
+};
+
+// Does what WeighBack does, for softmax: `log_sum` is the logarithm of the row's sum, `product`
+// that of its output and the output's gradient.
+template <int W>
+GMETA_ALWAYS_INLINE void WeighBackSoftmax(float* scores, float* of_weights, int width,
+                                          const Visible& visible, int row, int column,
+                                          float log_sum, float product) {
+  const bool all = SeesAll(visible, {column, column + width});
+  for (int c = 0; c < width; c += W) {
+    const Floats<W> weight = Exp<W>(Load<W>(scores + c) - log_sum);
+    const Floats<W> of_score = weight * (Load<W>(of_weights + c) - product);
     Store<W>(scores + c, all ? weight : Masked<W>(weight, visible, row, column + c));
     Store<W>(of_weights + c, all ? of_score : Masked<W>(of_score, visible, row, column + c));
   }

@@ -8,6 +8,7 @@
 #ifndef GMETA_OPS_ATTENTION_HOST_VECTOR_H_
 #define GMETA_OPS_ATTENTION_HOST_VECTOR_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -58,6 +59,11 @@ GMETA_ALWAYS_INLINE Integers<W> Count(int32_t first) {
   Integers<W> x{};
   for (int lane = 0; lane < W; ++lane) x[lane] = first + lane;
   return x;
+}
+
+// Multiplies numbers by a factor.
+GMETA_ALWAYS_INLINE void Multiply(float* numbers, size_t size, float by) {
+  for (size_t i = 0; i < size; ++i) numbers[i] *= by;
 }
 
 template <int W>

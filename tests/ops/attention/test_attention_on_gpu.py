@@ -65,15 +65,12 @@ def check(call, arrays, upstream, dtype):
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("mask", MASKS)
-def test_attention(mask, width, dtype):
+@pytest.mark.parametrize("form", ["silu", "softmax"])
+def test_attention(form, mask, width, dtype):
     offsets, visible = batch(mask)
     heads = [drawn(seed, sum(LENGTHS), 2, width) for seed in range(4)]
-    check(
-        lambda q, k, v: hstu_attention(q, k, v, offsets, visible, scale=1 / 50, alpha=width**-0.5),
-        heads[:3],
-        heads[3],
-        dtype,
-    )
+    settings = {"scale": 1 / 50, "alpha": width**-0.5, "form": form}
+    check(lambda q, k, v: hstu_attention(q, k, v, offsets, visible, **settings), heads[:3], heads[3], dtype)
 
 
 def times():
@@ -89,13 +86,14 @@ def tables():
 
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("mask", ["causal", "parts"])
-def test_attention_with_a_bias(mask, width):
+@pytest.mark.parametrize("form", ["silu", "softmax"])
+def test_attention_with_a_bias(form, mask, width):
     offsets, visible = batch(mask)
     heads = [drawn(seed, sum(LENGTHS), 2, width) for seed in range(4)]
 
     def attend(q, k, v, *bias):
-        bias = RelativeBias(*bias, *times())
-        return hstu_attention(q, k, v, offsets, visible, scale=1 / 50, alpha=width**-0.5, bias=bias)
+        settings = {"scale": 1 / 50, "alpha": width**-0.5, "form": form}
+        return hstu_attention(q, k, v, offsets, visible, bias=RelativeBias(*bias, *times()), **settings)
 
     check(attend, [*heads[:3], *tables()], heads[3], tf.bfloat16)
 

@@ -13,6 +13,7 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.training import saver
 
 from gmeta import testing as reference
+from gmeta.core.errors import ConfigError
 from gmeta.ops import AttentionMask, RelativeBias, hstu_attention
 from gmeta.ops import device as attention_device
 from gmeta.ops import jagged_attention as module
@@ -50,7 +51,7 @@ def drawn(seed, sequences, heads, d, dv, mask, positions=None, with_times=False)
     return (q, k, v), upstream, offsets, visible, matrices, bias
 
 
-def run(attention, arrays, upstream, offsets, visible, bias, dtype):
+def run(attention, arrays, upstream, offsets, visible, bias, dtype, form="silu"):
     """Outputs, and gradients of q, k, v and the tables."""
     q, k, v = (tf.constant(each, dtype) for each in arrays)
     tables = () if bias is None else tuple(None if t is None else tf.constant(t, dtype) for t in bias[:2])
@@ -58,14 +59,15 @@ def run(attention, arrays, upstream, offsets, visible, bias, dtype):
     watched = [each for each in (q, k, v, *tables) if each is not None]
     with tf.GradientTape() as tape:
         tape.watch(watched)
-        out = attention(q, k, v, tf.constant(offsets, tf.int64), visible, scale=SCALE, alpha=0.4, bias=given_)
+        settings_ = {"scale": SCALE, "alpha": 0.4, "bias": given_, "form": form}
+        out = attention(q, k, v, tf.constant(offsets, tf.int64), visible, **settings_)
     gradients = tape.gradient(out, watched, tf.constant(upstream, dtype))
     return [out, *map(tf.convert_to_tensor, gradients)]
 
 
-def expected(arrays, upstream, offsets, matrices, bias):
-    out = reference.hstu_attention(*arrays, offsets, matrices, SCALE, 0.4, bias)
-    gradients = reference.hstu_gradients(*arrays, offsets, matrices, upstream, SCALE, 0.4, bias)
+def expected(arrays, upstream, offsets, matrices, bias, form="silu"):
+    out = reference.hstu_attention(*arrays, offsets, matrices, SCALE, 0.4, bias, form)
+    gradients = reference.hstu_gradients(*arrays, offsets, matrices, upstream, SCALE, 0.4, bias, form)
     tables = (None, None) if bias is None else bias[:2]
     kept = [g for g, table in zip(gradients[3:], tables, strict=True) if table is not None]
     return [out, *gradients[:3], *kept]
@@ -86,17 +88,18 @@ SEQUENCES = st.lists(
     mask=st.sampled_from(MASKS),
     positions=st.sampled_from([None, 4, 40]),
     with_times=st.booleans(),
+    form=st.sampled_from(["silu", "softmax"]),
 )
 def test_outputs_and_gradients_are_those_of_the_equations(
-    seed, sequences, heads, d, dv, mask, positions, with_times
+    seed, sequences, heads, d, dv, mask, positions, with_times, form
 ):
     arrays, upstream, offsets, visible, matrices, bias = drawn(
         seed, sequences, heads, d, dv, mask, positions, with_times
     )
-    wanted = expected(arrays, upstream, offsets, matrices, bias)
-    exact = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float64)
-    naive = run(padded_attention, arrays, upstream, offsets, visible, bias, tf.float32)
-    ours = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32)
+    wanted = expected(arrays, upstream, offsets, matrices, bias, form)
+    exact = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float64, form)
+    naive = run(padded_attention, arrays, upstream, offsets, visible, bias, tf.float32, form)
+    ours = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32, form)
     for want, double, plain, found in zip(wanted, exact, naive, ours, strict=True):
         np.testing.assert_allclose(double, want, rtol=1e-10, atol=1e-12)
         if want.size:
@@ -113,15 +116,32 @@ def test_outputs_and_gradients_are_those_of_the_equations(
     positions=st.sampled_from([None, 4]),
     with_times=st.booleans(),
     pairs=st.sampled_from([1, 50, 300, 10**6]),
+    form=st.sampled_from(["silu", "softmax"]),
 )
-def test_the_plain_form_in_blocks_is_the_plain_form(seed, sequences, mask, positions, with_times, pairs):
+def test_the_plain_form_in_blocks_is_the_plain_form(
+    seed, sequences, mask, positions, with_times, pairs, form
+):
     arrays, upstream, offsets, visible, _, bias = drawn(seed, sequences, 2, 3, 4, mask, positions, with_times)
     blocks = functools.partial(padded_attention, pairs=pairs)
     for attention in (blocks, tf.function(blocks, autograph=False)):
-        found = run(attention, arrays, upstream, offsets, visible, bias, tf.float64)
-        wanted = run(padded_attention, arrays, upstream, offsets, visible, bias, tf.float64)
+        found = run(attention, arrays, upstream, offsets, visible, bias, tf.float64, form)
+        wanted = run(padded_attention, arrays, upstream, offsets, visible, bias, tf.float64, form)
         for got, want in zip(found, wanted, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"form": "relu"}, "form must be one of silu, softmax, got 'relu'"),
+        ({"form": "softmax", "alpha": -0.5}, "takes an alpha of at least 0, got -0.5: negate q instead"),
+    ],
+)
+def test_what_softmax_does_not_take_is_refused(settings_, words):
+    arrays, _, offsets, visible, _, _ = drawn(1, [(0, 4, 0)], 1, 4, 4, AttentionMask())
+    q, k, v = map(tf.constant, arrays)
+    with pytest.raises(ConfigError, match=words):
+        hstu_attention(q, k, v, tf.constant(offsets), visible, scale=1, **settings_)
 
 
 @pytest.mark.parametrize("positions", [None, 6])
@@ -147,8 +167,9 @@ def test_attention_by_the_bias_alone(positions):
     np.testing.assert_allclose(np.sum(found * step), np.sum((moved - want) * upstream), rtol=1e-9)
 
 
+@pytest.mark.parametrize("form", ["silu", "softmax"])
 @pytest.mark.parametrize("positions", [None, 6])
-def test_second_gradients_are_those_of_the_plain_form(positions):
+def test_second_gradients_are_those_of_the_plain_form(positions, form):
     arrays, upstream, offsets, visible, _, bias = drawn(
         2, [(1, 5, 1), (0, 3, 0)], 2, 4, 3, AttentionMask(), positions, with_times=positions is not None
     )
@@ -162,7 +183,7 @@ def test_second_gradients_are_those_of_the_plain_form(positions):
             outer.watch(watched)
             with tf.GradientTape() as inner:
                 inner.watch(watched)
-                out = attention(q, k, v, tf.constant(offsets), visible, scale=SCALE, bias=given_)
+                out = attention(q, k, v, tf.constant(offsets), visible, scale=SCALE, bias=given_, form=form)
             first = inner.gradient(out, [q, k, v, *tables], of_out)
             total = tf.add_n([tf.reduce_sum(tf.convert_to_tensor(each) ** 2) for each in first])
         return [tf.convert_to_tensor(each) for each in outer.gradient(total, watched)]
@@ -171,12 +192,15 @@ def test_second_gradients_are_those_of_the_plain_form(positions):
         np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-5 * np.abs(plain).max())
 
 
-def test_a_sequence_does_not_depend_on_its_neighbours():
+@pytest.mark.parametrize("form", ["silu", "softmax"])
+def test_a_sequence_does_not_depend_on_its_neighbours(form):
     arrays, upstream, offsets, visible, _, bias = drawn(
         1, [(1, 6, 2), (0, 20, 0)], 2, 8, 8, AttentionMask(), 30, with_times=True
     )
-    both = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32)
     one = offsets[1]
+    for each in arrays:
+        each[one:] = np.nan
+    both = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32, form)
     alone = run(
         hstu_attention,
         [each[:one] for each in arrays],
@@ -185,6 +209,7 @@ def test_a_sequence_does_not_depend_on_its_neighbours():
         visible[:one],
         RelativeBias(bias[0], bias[1], bias[2][:one], bias[3][:one]),
         tf.float32,
+        form,
     )
     for ours, other in zip(both[:4], alone[:4], strict=True):
         np.testing.assert_allclose(ours[:one], other, rtol=1e-6, atol=1e-7)

@@ -16,6 +16,7 @@ from support.gpu.cuda_library import call_library, library
 
 Mask = Literal["causal", "full", "targets", "window", "mixed"]
 Table = Literal["positions", "time_buckets"]
+Form = Literal["silu", "softmax"]
 _STARTS = np.ceil(np.exp(0.301 * np.arange(1, 129))).astype(np.int64)  # of buckets, from the second on
 
 
@@ -30,8 +31,12 @@ class _Attention(ctypes.Structure):
         *(("alpha", ctypes.c_float), ("scale", ctypes.c_float)),
         *(("visible", ctypes.c_void_p), ("plan", ctypes.c_void_p)),
         *(("q", _Heads), ("k", _Heads), ("v", _Heads)),
-        ("bias", ctypes.c_void_p),
+        *(("bias", ctypes.c_void_p), ("softmax", ctypes.c_void_p)),
     )
+
+
+class _Softmax(ctypes.Structure):
+    _fields_ = (("log_sums", ctypes.c_void_p), ("out", _Heads), ("products", ctypes.c_void_p))
 
 
 class _Bias(ctypes.Structure):
@@ -98,6 +103,7 @@ class GpuAttention:
       seed: The seed of the inputs.
       bias: The tables of a relative bias.
       places: n of the table of places; None: too few for the longest distances.
+      form: How scores become weights. The gradients of a softmax need its outputs: call `forward` before.
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class GpuAttention:
         seed: int = 0,
         bias: Collection[Table] = (),
         places: int | None = None,
+        form: Form = "silu",
     ) -> None:
         import torch  # type: ignore[import-not-found,unused-ignore]
 
@@ -132,6 +139,12 @@ class GpuAttention:
         # Poisoned, which shows what isn't written.
         self.results = torch.full((3, self.tokens, heads, width), np.nan, dtype=self.dtype, device="cuda")
         self.out = torch.full((self.tokens, heads, width), np.nan, dtype=self.dtype, device="cuda")
+        self.form = form
+        self.softmax: _Softmax | None = None
+        if form == "softmax":
+            # Both (heads, tokens): the logarithms of the rows' sums, and a workspace.
+            self.log_sums, self.products = torch.full((2, heads, self.tokens), np.nan, device="cuda")
+            self.softmax = _Softmax(self.log_sums.data_ptr(), self._heads(self.out), self.products.data_ptr())
         self.bias: _Bias | None = None
         self.tables: dict[Table, Any] = {}
         if bias:
@@ -210,7 +223,7 @@ class GpuAttention:
             *(self.heads, self.width, self.alpha, self.scale),
             *(self.visible.data_ptr(), self.plan.data_ptr()),
             *(self._heads(x) for x in (self.q, self.k, self.v)),
-            None if self.bias is None else ctypes.addressof(self.bias),
+            *(None if x is None else ctypes.addressof(x) for x in (self.bias, self.softmax)),
         )
 
     def _sees(self, begin: int, end: int) -> Any:
@@ -233,19 +246,25 @@ class GpuAttention:
         return found
 
     def _scores(self, begin: int, end: int, of: Any) -> Any:
-        """(heads, length, length): the arguments of SiLU."""
+        """(heads, length, length): the arguments of SiLU or of softmax."""
         q, k = (x[begin:end].to(of) for x in (self.q, self.k))
         x = self.alpha * self.torch.einsum("ihd,jhd->hij", q, k)
         for name, place in self._places(begin, end).items():
             x = x + self.tables[name].to(of)[place]
         return x
 
+    def _weights(self, scores: Any, seen: Any) -> Any:
+        """(heads, length, length) of scores of this shape."""
+        if self.form == "softmax":
+            return self.torch.softmax(scores.masked_fill(~seen, -np.inf), -1)
+        return self.torch.nn.functional.silu(scores) * seen
+
     def expected(self, dtype: str) -> Any:
         """The plain formula, with all numbers of one type, as float64."""
         einsum, of = self.torch.einsum, getattr(self.torch, dtype)
         out = self.torch.zeros_like(self.out, dtype=self.torch.float64)
         for begin, end in zip([0, *self.ends[:-1]], self.ends, strict=True):
-            weights = self.torch.nn.functional.silu(self._scores(begin, end, of)) * self._sees(begin, end)
+            weights = self._weights(self._scores(begin, end, of), self._sees(begin, end))
             out[begin:end] = self.scale * einsum("hij,jhd->ihd", weights, self.v[begin:end].to(of))
         return out
 
@@ -258,14 +277,18 @@ class GpuAttention:
             seen = self._sees(begin, end)
             q, k, v, of_out = (x[begin:end].to(of) for x in (self.q, self.k, self.v, self.of_out))
             x = self._scores(begin, end, of)
-            gate = self.torch.sigmoid(x)
-            slope = gate * (1 + x * (1 - gate)) * seen
-            of_x = self.scale * einsum("ihd,jhd->hij", of_out, v) * slope
+            weights = self._weights(x, seen)
+            of_weights = self.scale * einsum("ihd,jhd->hij", of_out, v)
+            if self.form == "softmax":
+                of_x = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+            else:
+                gate = self.torch.sigmoid(x)
+                of_x = of_weights * (gate * (1 + x * (1 - gate)) * seen)
             for name, place in self._places(begin, end).items():
                 of_tables[name].index_add_(0, place.flatten(), of_x.sum(0).flatten())
             results[0, begin:end] = self.alpha * einsum("hij,jhd->ihd", of_x, k)
             results[1, begin:end] = self.alpha * einsum("hij,ihd->jhd", of_x, q)
-            results[2, begin:end] = self.scale * einsum("hij,ihd->jhd", x * gate * seen, of_out)
+            results[2, begin:end] = self.scale * einsum("hij,ihd->jhd", weights, of_out)
         return results, {name: x.double() for name, x in of_tables.items()}
 
     def _stream(self) -> ctypes.c_void_p:

@@ -16,6 +16,9 @@
 //
 //   X = A B^T     Y = A' B'^T     dS = Y SiLU'(X)     P = SiLU(X)     sum += dS B     sum' += P B'
 //
+// With softmax, P = exp(X - L) and dS = P (Y - D), for two numbers of each row that are known
+// before (softmax_rows.cuh); all else is the same.
+//
 // There are three warpgroups. A warp of the first requests copies of tiles to a ring of slots, two
 // slots a block, and states for each block what to do with it (produce.cuh). Each of the other two
 // owns a strip of 64 of the tile's tokens. X and Y never leave the registers. dS and P are rounded
@@ -69,9 +72,11 @@ class BackwardConsumer : private BlockConsumer<P> {
     uint32_t rounded_scores[2][P::kOfScores ? 8 : 1];
     uint32_t rounded_weights[2][P::kOfWeights ? 8 : 1];
     float of_buckets[kBucketsOfLane] = {};
+    RowNumbers own_rows[2];
     TableSums<P> tables(in_, memory_, group_, of_buckets);
     tables.Clear();
     if (!NextTile()) return tables.Write();
+    LoadRows(own_rows);
     Multiply<0>(scores);
     if constexpr (P::kOfScores) Multiply<1>(products);
     while (true) {
@@ -89,9 +94,14 @@ class BackwardConsumer : private BlockConsumer<P> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // The sums of one half run while the other half is computed.
-        Differentiate<P>(0.5f * in_.alpha, scores + 16 * half,
-                         products + (P::kOfScores ? 16 * half : 0), rounded_scores[half],
-                         rounded_weights[half]);
+        float* const of_half = products + (P::kOfScores ? 16 * half : 0);
+        if constexpr (P::kSoftmax) {
+          DifferentiateSoftmax<P>(kLog2E * in_.alpha, header, own_rows, half, scores + 16 * half,
+                                  of_half, rounded_scores[half], rounded_weights[half]);
+        } else {
+          Differentiate<P>(0.5f * in_.alpha, scores + 16 * half, of_half, rounded_scores[half],
+                           rounded_weights[half]);
+        }
         if constexpr (P::kOfWeights) {
           Sum(rounded_weights[half], block_.Second(), half, of_weights);
         }
@@ -145,6 +155,7 @@ class BackwardConsumer : private BlockConsumer<P> {
         if constexpr (P::kOwnAhead) Store(own, of_scores, of_weights);
         return tables.Write();
       }
+      LoadRows(own_rows);
       Multiply<0>(scores);
       if constexpr (P::kOfScores) Multiply<1>(products);
       if constexpr (P::kOwnAhead) Store(own, of_scores, of_weights);
@@ -169,6 +180,17 @@ class BackwardConsumer : private BlockConsumer<P> {
   static __device__ __forceinline__ void KeepBoth(uint32_t (&halves)[2][kSize]) {
     hopper::Keep(halves[0]);
     hopper::Keep(halves[1]);
+  }
+
+  // Loads what softmax needs of the thread's own rows.
+  __device__ __forceinline__ void LoadRows(RowNumbers (&rows)[2]) const {
+    if constexpr (P::kSoftmax && !P::kColumns) {
+      const OwnStrip& own = Own();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        rows[i] = in_.rows.Of(own.head, own.token, own.row + OwnRow() + 8 * i, own.length);
+      }
+    }
   }
 
   __device__ __forceinline__ void Store(

@@ -14,6 +14,7 @@
 #include "ops/attention/gpu/bias/table_parts.cuh"
 #include "ops/attention/gpu/fragments.cuh"
 #include "ops/attention/gpu/plan/strips.cuh"
+#include "ops/attention/gpu/softmax/softmax_rows.cuh"
 #include "ops/hopper/hopper.cuh"
 #include "ops/hopper/tensor_map.cuh"
 #include "ops/hopper/wgmma.cuh"
@@ -29,8 +30,10 @@ inline constexpr int kBackwardThreads = 128 * (1 + kGroups);
 //   bias's tables (table_sums.cuh), or with kTimesOnly of that of times, if it is the only one;
 //   these alone (kAlone), where there is no q.
 // If not kScored, the weights are the bias alone: there is no first product, and no Q and K.
+// Weights are the softmax of rows, or SiLU.
 template <class T_, int kWidth_, bool kBiased_, bool kColumns_, bool kOfScores_, bool kOfWeights_,
-          bool kOfBias_ = false, bool kScored_ = true, bool kTimesOnly_ = false>
+          bool kOfBias_ = false, bool kScored_ = true, bool kTimesOnly_ = false,
+          Activation kActivation = Activation::kSilu>
 struct BackwardPass {
   using T = T_;
   static constexpr int kWidth = kWidth_;
@@ -42,6 +45,8 @@ struct BackwardPass {
   static constexpr bool kScored = kScored_;
   static constexpr bool kAlone = kOfBias && !kScored;
   static constexpr bool kTimesOnly = kTimesOnly_;
+  static constexpr bool kSoftmax = kActivation == Activation::kSoftmax;
+  static_assert(kScored || !kSoftmax);
 
   // 64 tokens of a head: boxes of 64 numbers a row, one after another.
   static constexpr int kBoxes = kWidth / hopper::kBoxWidth;
@@ -88,11 +93,19 @@ inline constexpr int kMasked = 4;        // not all scores count
 inline constexpr int kPartial = 1 << 4;  // the sequence ends in the block
 
 // The description of a block, which belongs to the slot of its first tile.
-template <class P>
+template <class P, bool kSoftmaxRows = P::kColumns && P::kSoftmax>
 struct BlockHeader {
   int row;                                      // its first token's place in the sequence
   int flags;                                    // kSeen, kMasked, kPartial
   RowView views[P::kColumns ? kStripRows : 1];  // only for blocks of rows that are masked
+};
+// What softmax needs of rows takes the place that narrow views leave.
+template <class P>
+struct BlockHeader<P, true> {
+  alignas(16) RowNumbers rows[kStripRows];
+  NarrowView views[kStripRows];
+  int row;
+  int flags;
 };
 
 // The description of a group's own tokens. `row` past the sequence's end: no such strip.
@@ -179,6 +192,7 @@ struct BackwardArguments {
   int64_t of_scores_stride;
   void* of_weights;
   int64_t of_weights_stride;
+  RowTables rows;  // only with softmax
 };
 
 }  // namespace gmeta::hstu

@@ -150,6 +150,7 @@ class BackwardProducer {
             in_.bias, row,
             {__shfl_sync(kAll, of_lane.first, lane), __shfl_sync(kAll, of_lane.count, lane)});
       }
+      FetchRows(row);
       memory_.free[place_.slot()].Wait(place_.round() ^ 1);
       if (lane_ == 0) {
         if constexpr (P::kScored) {
@@ -158,6 +159,7 @@ class BackwardProducer {
         header.row = row, header.flags = flags;
       }
       if (P::kColumns && (flags & (kMasked | kMasked << 1))) LoadViews(row, &header);
+      SendRows(&header);
       // With three slots the second may be free only after the first has been announced.
       if constexpr (P::kEven) CopySecond(row);
       hopper::Barrier* const full = &memory_.full[place_.slot()];
@@ -189,7 +191,27 @@ class BackwardProducer {
         const int32_t* of_row = in_.visible + 3 * (static_cast<int64_t>(token_) + row + i + lane_);
         view = {of_row[0], of_row[1], of_row[2]};
       }
-      header->views[i + lane_] = view;
+      if constexpr (kOfRows > 0) {
+        header->views[i + lane_] = NarrowView::Of(view, row_);
+      } else {
+        header->views[i + lane_] = view;
+      }
+    }
+  }
+
+  // Fetches what softmax needs of a block's rows, and writes it to the header.
+  __device__ __forceinline__ void FetchRows(int row) {
+    if constexpr (kOfRows > 0) {
+#pragma unroll
+      for (int i = 0; i < kOfRows; ++i) {
+        rows_[i] = in_.rows.Of(head_, token_, row + 32 * i + lane_, length_);
+      }
+    }
+  }
+  __device__ __forceinline__ void SendRows(BlockHeader<P>* header) const {
+    if constexpr (kOfRows > 0) {
+#pragma unroll
+      for (int i = 0; i < kOfRows; ++i) header->rows[32 * i + lane_] = rows_[i];
     }
   }
 
@@ -198,6 +220,8 @@ class BackwardProducer {
   const int lane_;
   RingPlace<P> place_;
   BiasLoader<!P::kColumns, typename P::Bias> loader_;
+  static constexpr int kOfRows = P::kColumns && P::kSoftmax ? kStripRows / 32 : 0;
+  RowNumbers rows_[kOfRows > 0 ? kOfRows : 1];  // of the block that comes next
   // The tile.
   const Strip* own_;
   int token_ = 0, length_ = 0, row_ = 0, head_ = 0;

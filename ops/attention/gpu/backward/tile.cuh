@@ -1,5 +1,5 @@
 // What a warpgroup of the backward pass (backward.cuh) does with a block besides products: masking,
-// SiLU and its derivative, loading registers and storing results.
+// SiLU or softmax and its derivative, loading registers and storing results.
 //
 // Of 64 by 64 numbers a thread holds the ones that wgmma.cuh names: own tokens r and r + 8, r = 16
 // (warp) + lane / 4, and the block's tokens 8 j + 2 (lane % 4) + {0, 1}.
@@ -15,27 +15,36 @@ namespace gmeta::hstu {
 // Returns the thread's first token of the block.
 __device__ __forceinline__ int BlockColumn() { return threadIdx.x % 4 * 2; }
 
-// Replaces scores that don't count, and their products, by zeros, whose SiLU is 0.
+// Returns whether a row sees a column of the tile, besides itself. The warpgroup's first own column
+// is `first`.
+__device__ __forceinline__ bool SeesColumn(const RowView& view, int /*first*/, int column) {
+  const auto since = static_cast<unsigned>(max(view.end - view.begin, 0));
+  return static_cast<int>(column < view.first) |
+         static_cast<int>(static_cast<unsigned>(column - view.begin) < since);
+}
+__device__ __forceinline__ bool SeesColumn(const NarrowView& view, int first, int column) {
+  return view.Sees(static_cast<uint32_t>(column - first) + (threadIdx.x / 128 - 1) * kStripRows);
+}
+
+// Replaces scores that don't count by numbers whose weights are 0, and their products by zeros.
 template <class P>
 __device__ __forceinline__ void MaskBlock(const BackwardArguments& in, const OwnStrip& own,
                                           const BlockHeader<P>& header, float (&scores)[32],
                                           float (&products)[P::kOfScores ? 32 : 1]) {
   const int own_row = own.row + OwnRow(), of_block = BlockColumn();
   const auto keep = [&](int at, bool seen) {
-    scores[at] = seen ? scores[at] : 0.0f;
+    scores[at] = seen ? scores[at] : P::kSoftmax ? -INFINITY : 0.0f;
     if constexpr (P::kOfScores) products[at] = seen ? products[at] : 0.0f;
   };
   if constexpr (P::kColumns) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int row = i / 2 * 8 + of_block + i % 2;
-      const RowView view = header.views[row];
-      const auto since = static_cast<unsigned>(max(view.end - view.begin, 0));
+      const auto view = header.views[row];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int column = own_row + 8 * j;
-        const bool seen = static_cast<int>(column < view.first) |
-                          static_cast<int>(static_cast<unsigned>(column - view.begin) < since) |
+        const bool seen = static_cast<int>(SeesColumn(view, own.row, column)) |
                           static_cast<int>(column == header.row + row);
         keep(i / 2 * 4 + 2 * j + i % 2, seen);
       }
@@ -91,6 +100,43 @@ __device__ __forceinline__ void Differentiate(float half, const float* scores, f
       rounded_scores[i] = hopper::RoundedPair<typename P::T>(of_score[0], of_score[1]);
     if constexpr (P::kOfWeights)
       rounded_weights[i] = hopper::RoundedPair<typename P::T>(weight[0], weight[1]);
+  }
+}
+
+// Computes P = exp(x - L) and dS = P (dP - D), rounded, of half of a block's numbers, where factor
+// * scores is x, and L, times 1 / ln 2. `own` are the thread's two rows, if own tokens are rows.
+// With kOfBias, dS takes the place of the products, too.
+template <class P>
+__device__ __forceinline__ void DifferentiateSoftmax(
+    float factor, const BlockHeader<P>& header, const RowNumbers (&own)[2], int half,
+    const float* scores, float* products, uint32_t (&rounded_scores)[P::kOfScores ? 8 : 1],
+    uint32_t (&rounded_weights)[P::kOfWeights ? 8 : 1]) {
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {  // of the block's tokens
+    float4 of_pair{};
+    if constexpr (P::kColumns) {
+      const RowNumbers* const rows = header.rows + 8 * (4 * half + pair) + BlockColumn();
+      of_pair = *reinterpret_cast<const float4*>(rows);
+    }
+#pragma unroll
+    for (int i = 2 * pair; i < 2 * pair + 2; ++i) {
+      float weight[2], of_score[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const RowNumbers row = !P::kColumns ? own[i % 2]
+                               : j == 0     ? RowNumbers{of_pair.x, of_pair.y}
+                                            : RowNumbers{of_pair.z, of_pair.w};
+        weight[j] = hopper::FastExp2(fmaf(factor, scores[2 * i + j], -row.log_sum));
+        if constexpr (P::kOfScores) {
+          of_score[j] = weight[j] * (products[2 * i + j] - row.product);
+          if constexpr (P::kOfBias) products[2 * i + j] = of_score[j];
+        }
+      }
+      if constexpr (P::kOfScores)
+        rounded_scores[i] = hopper::RoundedPair<typename P::T>(of_score[0], of_score[1]);
+      if constexpr (P::kOfWeights)
+        rounded_weights[i] = hopper::RoundedPair<typename P::T>(weight[0], weight[1]);
+    }
   }
 }
 

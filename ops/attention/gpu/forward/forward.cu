@@ -1,34 +1,8 @@
-// The C ABI of HSTU's attention on the GPU. The gradients have their own file (backward.cu).
+// The C ABI of HSTU's attention on the GPU. The gradients have their own file (backward.cu), and so
+// do the kernels with softmax (softmax_forward.cu), so that they compile side by side.
 
 #include "ops/attention/gpu/attention_abi.h"
-#include "ops/attention/gpu/forward/forward.cuh"
-#include "ops/attention/gpu/launch.cuh"
-
-namespace gmeta::hstu {
-namespace {
-
-template <class P>
-void Forward(const GmetaHstuAttention& a, const GmetaHeads& out, cudaStream_t stream) {
-  using Memory = ForwardMemory<P>;
-  using T = typename P::T;
-  ForwardArguments in;
-  Require((!P::kScored ||
-           (MapOf<T>(&in.q, a, a.q, kTileRows) && MapOf<T>(&in.k, a, a.k, Memory::kColumns))) &&
-              MapOf<T>(&in.v, a, a.v, Memory::kColumns),
-          "hstu attention: q, k or v can't be described to the copy engine; they must be 16-byte "
-          "aligned, with strides of a multiple of 8 numbers");
-  in.plan = Plan::In(const_cast<void*>(a.plan), a.tokens, a.batch);
-  in.visible = a.visible;
-  in.out = out.data, in.out_stride = out.stride;
-  in.tokens = a.tokens, in.heads = a.heads;
-  in.alpha = AlphaOf(a), in.scale = a.scale, in.bias = BiasOf(a);
-  static_assert(sizeof(Memory) <= hopper::kMaxSharedBytes, "smaller blocks");
-  LaunchPersistent(ForwardKernel<P>, in, Plan::MaxTiles(a.tokens, a.batch) * a.heads,
-                   kForwardThreads, sizeof(Memory), stream, "hstu attention, forward");
-}
-
-}  // namespace
-}  // namespace gmeta::hstu
+#include "ops/attention/gpu/forward/launch_forward.cuh"
 
 using namespace gmeta::hstu;
 using gmeta::Guarded;
@@ -52,9 +26,10 @@ int gmeta_hstu_plan(const int64_t* offsets, const int32_t* visible, int64_t toke
 
 int gmeta_hstu_forward(const GmetaHstuAttention* attention, GmetaHeads out, void* stream) {
   return Guarded([&] {
+    const auto on = static_cast<cudaStream_t>(stream);
+    if (attention->softmax != nullptr) return ForwardSoftmax(*attention, out, on);
     Dispatch(*attention, [&](auto type, auto width, auto biased, auto scored) {
-      Forward<ForwardPass<decltype(type), width(), biased(), scored()>>(
-          *attention, out, static_cast<cudaStream_t>(stream));
+      Forward<ForwardPass<decltype(type), width(), biased(), scored()>>(*attention, out, on);
     });
   });
 }

@@ -12,7 +12,8 @@
 //
 // Operations. For each block of columns: S = Q K^T; P = SiLU(S), zero where the mask says; O += P
 // V. Unlike softmax, this keeps no maximum and no sum, so O is never rescaled. SiLU(x) is h + h
-// tanh(h), h = x / 2: one instruction of the special function unit and two others.
+// tanh(h), h = x / 2: one instruction of the special function unit and two others. With softmax,
+// row_softmax.cuh weighs the scores, and O is divided by the sums of weights in the end.
 //
 // Invariants. Numbers of other sequences, which lie in a tile's boxes past a sequence's end,
 // never enter a result: their scores are replaced, not multiplied, and rows of V are zeroed before
@@ -114,12 +115,14 @@ class ForwardConsumer {
       hopper::Keep(scores);
     }
     NextK();
-    Weigh(tile, first_row, block, scores);
+    RowSoftmax<kColumns> softmax;
+    Weigh(tile, first_row, block, scores, &softmax);
     Round(scores, weights);
     if ((block + 1) * kColumns > tile.both.length) ZeroTail(tile.both.length - block * kColumns);
 
     int add = 0;
-    for (block = tile.After(block); block >= 0; block = tile.After(block)) {
+    int next = 0;
+    for (block = tile.After(block); block >= 0; block = P::kSoftmax ? next : tile.After(block)) {
       AwaitK();
       BeginScores(scores);
       AwaitTurn();
@@ -133,11 +136,17 @@ class ForwardConsumer {
         hopper::Keep(scores);
       }
       NextK();
-      Weigh(tile, first_row, block, scores);
+      Weigh(tile, first_row, block, scores, &softmax);
+      if constexpr (P::kSoftmax) {
+        // The branches of this search keep the compiler from waiting before the weights are made.
+        hopper::Keep(scores);
+        next = tile.After(block);
+      }
       hopper::Wait<0>();
       hopper::Keep(out);
       hopper::Keep(weights);
       NextV();
+      if constexpr (P::kSoftmax) softmax.Rescale(out);
       Round(scores, weights);
     }
     memory_.v_full[v_turn_.stage].Wait(v_turn_.phase);
@@ -146,8 +155,15 @@ class ForwardConsumer {
     hopper::Keep(out);
     NextV();
     if constexpr (P::kScored && !kOwnInRegisters) Free(&memory_.q_free);
-    StoreSums<T>(out, in_.scale, {tile.both.token, tile.both.length, first_row, tile.head},
-                 static_cast<T*>(in_.out), in_.out_stride);
+    const OwnPlace own_rows{tile.both.token, tile.both.length, first_row, tile.head};
+    T* const to = static_cast<T*>(in_.out);
+    if constexpr (P::kSoftmax) {
+      softmax.Finish();
+      StoreLogSums(own_rows, softmax.LogSums());
+      StoreSums<T>(out, softmax.Factors(in_.scale), own_rows, to, in_.out_stride);
+    } else {
+      StoreSums<T>(out, in_.scale, own_rows, to, in_.out_stride);
+    }
   }
 
   // Returns the first box of the group's rows of Q.
@@ -216,15 +232,26 @@ class ForwardConsumer {
   }
 
   __device__ __forceinline__ void Weigh(const ForwardTile<kColumns>& tile, int first_row, int block,
-                                        float (&scores)[kColumns / 2]) {
+                                        float (&scores)[kColumns / 2],
+                                        RowSoftmax<kColumns>* softmax) {
+    if constexpr (P::kSoftmax) {
+      Mask(tile, first_row, block, -INFINITY, scores);
+      return softmax->Weigh(kLog2E * in_.alpha, scores);
+    }
     const float half = 0.5f * in_.alpha;
-    const Columns columns{block * kColumns, (block + 1) * kColumns};
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       if constexpr (!P::kScored) break;  // the weights are the bias
       const float h = half * scores[i];
       scores[i] = fmaf(h, hopper::FastTanh(h), h);
     }
+    Mask(tile, first_row, block, 0.0f, scores);
+  }
+
+  // Replaces the numbers of columns that a row doesn't see.
+  __device__ __forceinline__ void Mask(const ForwardTile<kColumns>& tile, int first_row, int block,
+                                       float by, float (&scores)[kColumns / 2]) {
+    const Columns columns{block * kColumns, (block + 1) * kColumns};
     if (tile.both.SeesAll(columns)) return;
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
@@ -233,9 +260,18 @@ class ForwardConsumer {
 #pragma unroll
       for (int i = 0; i < kColumns / 4; ++i) {
         float& score = scores[i / 2 * 4 + 2 * which + i % 2];
-        if ((seen >> (i / 2 + i % 2 * 16) & 1) == 0) score = 0.0f;
+        if ((seen >> (i / 2 + i % 2 * 16) & 1) == 0) score = by;
       }
     }
+  }
+
+  // Writes those of the thread's two rows.
+  __device__ __forceinline__ void StoreLogSums(const OwnPlace& own, float2 log_sums) {
+    if (column_ != 0) return;  // one of the four threads that hold a row
+    const int row = own.row + row_;
+    float* const to = in_.log_sums + own.head * in_.tokens + own.token + row;
+    if (row < own.length) to[0] = log_sums.x;
+    if (row + 8 < own.length) to[8] = log_sums.y;
   }
 
   __device__ __forceinline__ void Round(const float (&scores)[kColumns / 2],

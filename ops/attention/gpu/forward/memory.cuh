@@ -11,6 +11,7 @@
 
 #include "ops/attention/gpu/bias/bias.cuh"
 #include "ops/attention/gpu/plan/strips.cuh"
+#include "ops/attention/gpu/softmax/row_softmax.cuh"
 #include "ops/hopper/hopper.cuh"
 #include "ops/hopper/tensor_map.cuh"
 
@@ -26,14 +27,16 @@ inline constexpr int kForwardColumns = kWidth < 256 ? 128
                                                     : 80;
 
 // What a launch computes: with a bias of the scores (kBiased), or with weights that are the bias
-// alone (not kScored; then it is kBiased).
-template <class T_, int kWidth_, bool kBiased_, bool kScored_ = true>
+// alone (not kScored; then it is kBiased); with the softmax of rows (row_softmax.cuh) or SiLU.
+template <class T_, int kWidth_, bool kBiased_, bool kScored_ = true,
+          Activation kActivation = Activation::kSilu>
 struct ForwardPass {
   using T = T_;
   static constexpr int kWidth = kWidth_;
   static constexpr bool kBiased = kBiased_;
   static constexpr bool kScored = kScored_;
-  static_assert(kScored || kBiased);
+  static constexpr bool kSoftmax = kActivation == Activation::kSoftmax;
+  static_assert(kScored || (kBiased && !kSoftmax));
 };
 
 struct ForwardArguments {
@@ -46,7 +49,8 @@ struct ForwardArguments {
   int heads;
   float alpha;
   float scale;
-  GpuBias bias;  // b, only in biased kernels
+  GpuBias bias;     // b, only in biased kernels
+  float* log_sums;  // (heads, tokens), only with softmax
 };
 
 // The tile that a block of threads works on, and its blocks of columns.

@@ -150,6 +150,7 @@ inline void StoreMatrices(void* row, const uint32_t* words) {
 }
 
 inline float FastExp2(float x) { return std::exp2(x); }
+inline float FastLog2(float x) { return std::log2(x); }
 inline float FastReciprocal(float x) { return 1.0f / x; }
 inline float FastTanh(float x) { return std::tanh(x); }
 
