@@ -98,48 +98,34 @@ class UpdatesJoined:
         return self._updates[key]
 
 
-def balance(sizes: Sequence[int], ranks: int) -> list[int]:
+def balance(sizes: Sequence[int], held: Sequence[int]) -> list[int]:
     """Divide things among ranks: the largest first, each to the rank that has least.
 
     Args:
       sizes: The size of each thing.
-      ranks: The number of ranks.
+      held: What each rank has already.
 
     Returns:
       The rank of each thing.
 
     Example:
-      >>> balance([3, 9, 4, 4], ranks=2)
+      >>> balance([3, 9, 4, 4], held=[0, 0])
       [1, 0, 1, 1]
     """
-    held, owners = [0] * ranks, [0] * len(sizes)
+    totals, owners = list(held), [0] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
-        owners[number] = min(range(ranks), key=lambda rank: held[rank])
-        held[owners[number]] += sizes[number]
+        owners[number] = min(range(len(totals)), key=totals.__getitem__)
+        totals[owners[number]] += sizes[number]
     return owners
 
 
 class OptimizerShards:
-    """The division of a Keras optimizer's state among the ranks; an optimizer has one at most.
+    """The division of a Keras optimizer's state among the ranks; an optimizer has one at most."""
 
-    Args:
-      optimizer: The Keras optimizer, which has its slots.
-      variables: The dense variables with which it was built, in the same order on all ranks.
-
-    Raises:
-      ConfigError: The optimizer has state that doesn't belong to one variable.
-    """
-
-    def __init__(self, optimizer: Any, variables: Sequence[tf.Variable]) -> None:
-        self._name = type(optimizer).__name__
-        sizes = [variable.shape.num_elements() * variable.dtype.size for variable in variables]
-        owners = balance(sizes, collectives.world().size)
-        keys = [optimizer._var_key(variable) for variable in variables]
-        self._owners = dict(zip(keys, owners, strict=True))
-        found = _slots_of(optimizer)
-        self._slots = [
-            (slot, self._owners[key]) for key, slots in found.items() if key in self._owners for slot in slots
-        ]
+    def __init__(self) -> None:
+        self._owners: dict[str, int] = {}  # key of a variable -> its rank
+        self._held = [0] * collectives.world().size  # bytes of each rank's variables
+        self._slots: list[tuple[tf.Variable, int]] = []
 
     @staticmethod
     def of(optimizer: Any) -> OptimizerShards | None:
@@ -148,23 +134,43 @@ class OptimizerShards:
 
     @staticmethod
     def divide(optimizer: Any, variables: Sequence[tf.Variable]) -> OptimizerShards:
-        """Return an optimizer's division, which the first call makes, after it has released slots.
+        """Return an optimizer's division, of these variables too, after releasing other ranks' slots.
 
         Args:
           optimizer: The Keras optimizer; if it isn't built, it is built for the variables.
-          variables: The dense variables.
+          variables: The dense variables, in the same order on all ranks.
 
         Raises:
-          ConfigError: As `OptimizerShards`.
+          ConfigError: The optimizer was built for other variables, or has state that doesn't belong to one
+            variable.
         """
         inner = inner_optimizer(optimizer)
         with lift_variables():
-            if inner not in _divided:
-                inner.build(variables)
-                _divided[inner] = OptimizerShards(inner, variables)
-            found = _divided[inner]
+            inner.build(variables)
+            found = _divided.get(inner) or OptimizerShards()
+            found._add(inner, variables)
+            _divided[inner] = found
             found.release()
         return found
+
+    def _add(self, optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+        """Give the variables that have no owner one."""
+        new = {optimizer._var_key(each): each for each in variables}
+        new = {key: each for key, each in new.items() if key not in self._owners}
+        if not new:
+            return
+        if strange := [each.name for key, each in new.items() if key not in optimizer._index_dict]:
+            raise ConfigError(
+                f"{type(optimizer).__name__} was built for other variables than {strange[0]}: call "
+                "optimizer.build(variables) with all of them before the first step, or use another optimizer "
+                "for it"
+            )
+        slots = _slots_of(optimizer)
+        sizes = [each.shape.num_elements() * each.dtype.size for each in new.values()]
+        for key, size, owner in zip(new, sizes, balance(sizes, self._held), strict=True):
+            self._owners[key] = owner
+            self._held[owner] += size
+            self._slots += [(slot, owner) for slot in slots[key]]
 
     @property
     def slots(self) -> list[tf.Variable]:
@@ -172,26 +178,16 @@ class OptimizerShards:
         return [slot for slot, _ in self._slots]
 
     def step(self, optimizer: Any, variables: Sequence[tf.Variable], sums: Sequence[Gradient]) -> ShardedStep:
-        """Return the step of variables.
+        """Return the step of variables that `divide` was called with.
 
         Args:
           optimizer: The Keras optimizer.
           variables: The dense variables.
           sums: Their gradients, some of which may be None, the same ones on all ranks.
-
-        Raises:
-          ConfigError: The optimizer wasn't built for one of the variables.
         """
         inner = inner_optimizer(optimizer)
-        keys = [inner._var_key(variable) for variable in variables]
-        for key, variable in zip(keys, variables, strict=True):
-            if key not in self._owners:
-                raise ConfigError(
-                    f"{self._name} was built for other variables than {variable.name}: call "
-                    "optimizer.build(variables) with all of them before the first step, or use another "
-                    "optimizer for it"
-                )
-        return ShardedStep(inner, variables, [self._owners[key] for key in keys], sums)
+        owners = [self._owners[inner._var_key(variable)] for variable in variables]
+        return ShardedStep(inner, variables, owners, sums)
 
     @contextmanager
     def whole(self, gather: bool) -> Iterator[None]:
@@ -340,8 +336,8 @@ class ShardedStep:
 
     def all_finite(self, gradients: Sequence[Gradient]) -> tf.Tensor:
         """Return whether the gradients of all ranks are finite, () bool."""
-        bad = tf.cast(~all_finite(gradients), tf.int32)
-        (bad,) = collectives.allreduce_sum([bad], name="step/dense_finite")
+        bad = tf.cast(~all_finite(gradients), tf.float32)
+        (bad,) = collectives.allreduce_sum([bad], name="step/dense_finite", place=compute_place())
         return tf.equal(bad, 0)
 
     @contextmanager
