@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_keras.src.distribute.worker_training_state import WorkerTrainingState
 
 from gmeta.checkpoint.callback import ShardedCheckpoint
+from gmeta.checkpoint.dense_weights import whole_slots
 from gmeta.checkpoint.store import CheckpointStore
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
@@ -70,7 +71,7 @@ class TableBackup(WorkerTrainingState):
         if latest is not None:
             self._restored = self._saver.restore_progress(latest)
             return
-        with self._saver.store.ranks.together():
+        with self._saver.store.ranks.together(), whole_slots(self._model, gather=False):
             super().restore()  # written by Keras in a job of one rank
 
     def back_up(self, epoch: int, batch: int = 0) -> None:

@@ -439,7 +439,8 @@ class ShardedCheckpoint(StepCallback):
         if merge is not None:  # otherwise the checkpoint would hold the averages of rank 0 alone
             merge()
         collectives.gather_states(self.model)
-        self.store.save(tables_by_name(self.model), self._batches, dense=write, metadata=self._metadata())
+        with dense.whole_slots(self.model, gather=True):
+            self.store.save(tables_by_name(self.model), self._batches, dense=write, metadata=self._metadata())
         self._due, self._saved_at, self._saved = False, time.monotonic(), self._batches
 
     def _metadata(self) -> dict[str, Any]:

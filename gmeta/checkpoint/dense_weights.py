@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ FOLDER = "dense"  # also the prefix of TensorFlow's files in it
 
 
 def write_dense(model: tf.keras.Model, folder: Path) -> None:
-    """Write a model's dense weights and its optimizer's state into a folder.
+    """Write a model's dense weights and its optimizer's state into a folder, within `whole_slots`.
 
     Raises:
       GmetaError: They can't be written.
@@ -39,6 +40,17 @@ def write_dense(model: tf.keras.Model, folder: Path) -> None:
         ) from error
 
 
+def whole_slots(model: tf.keras.Model, *, gather: bool) -> AbstractContextManager[None]:
+    """Return a context in which optimizer slots that ranks have divided can be saved or loaded.
+
+    Args:
+      model: The model.
+      gather: Whether rank 0 gets all slots, to save them; all ranks must then enter the context together.
+    """
+    joint = getattr(model, "_joint_optimizer", None)
+    return nullcontext() if joint is None else joint.whole_slots(gather)
+
+
 def read_dense(model: tf.keras.Model, checkpoint: Path) -> None:
     """Load what `write_dense` wrote into the folder of a checkpoint.
 
@@ -48,7 +60,7 @@ def read_dense(model: tf.keras.Model, checkpoint: Path) -> None:
       DataError: Weights are missing, or have other shapes.
     """
     try:
-        with tables_saved_elsewhere():
+        with tables_saved_elsewhere(), whole_slots(model, gather=False):
             status = tf.train.Checkpoint(**_parts(model)).read(_prefix(checkpoint))
             status.assert_existing_objects_matched()
     except GmetaError:
@@ -88,7 +100,7 @@ def read_fitting(model: tf.keras.Model, checkpoint: Path) -> DenseReport:
     if model.built and hasattr(parts.get("optimizer"), "build"):
         parts["optimizer"].build(model.trainable_variables)  # creates slots, so that they can be compared now
     try:
-        with tables_saved_elsewhere():
+        with tables_saved_elsewhere(), whole_slots(model, gather=False):
             root.read(_prefix(checkpoint)).expect_partial()  # the report names the rest
             # The root has none of the saved parts, so their places wait here for objects.
             waiting = {name: places[-1] for name, places in root._deferred_dependencies.items()}

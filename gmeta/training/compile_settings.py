@@ -38,11 +38,37 @@ def check_compile(
     names = inspect.signature(tf.keras.Model.compile).bind_partial(model, optimizer, loss, *args).arguments
     refuse_settings(model, {**names, **settings})
     whole_number("accumulate_steps", settings["accumulate_steps"], least=1)
+    check_shard_optimizer(settings["shard_optimizer"], tf.keras.optimizers.get(optimizer))
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise ConfigError(
             f"{type(model.distribute_strategy).__name__} has {replicas} replicas in one process, and "
             "tables serve one: use tf.distribute's default strategy, a process for each device"
+        )
+
+
+def check_shard_optimizer(shard: Any, optimizer: Any) -> None:
+    """Check the argument ``shard_optimizer`` of `compile`.
+
+    Args:
+      shard: The argument.
+      optimizer: The Keras optimizer.
+
+    Raises:
+      ConfigError: It isn't a bool; or it is true, and the optimizer's state can't be divided among ranks.
+    """
+    if not isinstance(shard, bool):
+        raise ConfigError(f"shard_optimizer takes True or False, got {shard!r}")
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if shard and not hasattr(inner, "build"):
+        raise ConfigError(
+            f"shard_optimizer takes a tf.keras.optimizers.Optimizer, got the legacy {type(inner).__name__}: "
+            "take one without legacy in its module, or leave shard_optimizer out"
+        )
+    if shard and inner.use_ema:
+        raise ConfigError(
+            f"shard_optimizer and use_ema: {type(inner).__name__} would replace all weights by their moving "
+            "averages, of which a rank has only some: leave one of the two out"
         )
 
 
@@ -125,12 +151,12 @@ class OwnStep:
 
     Args:
       model: The model.
-      settings: Arguments of `compile` -> their values. A train step may ignore those that are 1.
+      settings: Arguments of `compile` -> their values. A train step may ignore those that are 1 or False.
     """
 
     def __init__(self, model: Any, settings: Mapping[str, int]) -> None:
         self._model = model
-        self._settings = {name: value for name, value in settings.items() if value > 1}
+        self._settings = {name: value for name, value in settings.items() if value is True or value > 1}
         self._noted = not self._settings
 
     def note(self, *obeyed: str) -> None:

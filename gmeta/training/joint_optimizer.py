@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +16,8 @@ from gmeta.core.schedules import OneCycle, Warmup
 from gmeta.core.step import StepCallback
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, RowGradients, TableGradient
 from gmeta.ops.table.finite import NamedGradient, describe_bad, refuse_bad
-from gmeta.training.compile_settings import LossScale
+from gmeta.training.compile_settings import LossScale, check_shard_optimizer
+from gmeta.training.dense_updates import OptimizerShards, ShardedStep, UpdatesJoined
 from gmeta.training.faults import refusal
 from gmeta.training.mean_gradients import (
     NOT_FINITE,
@@ -34,10 +34,6 @@ from gmeta.training.mean_gradients import (
 )
 from gmeta.training.rank_steps import RankNotes
 from gmeta.training.table_rule import Clipping, follow_late
-
-_OF_UPDATES = ("_distributed_apply_gradients_fn", "_update_step_xla")  # by which Keras updates variables
-_MOST_JOINT = 8  # sets of variables that one optimizer compiles an update for
-_HOOKED = threading.RLock()  # held while an optimizer's own update is replaced
 
 
 class JointOptimizer:
@@ -69,6 +65,8 @@ class JointOptimizer:
       notes: The rank's notes: its count of samples, and its request to stop, which travels with the step's
         all-reduce.
       trainer: The model that was compiled with the optimizer. None: tables follow this object.
+      shard_optimizer: Whether several ranks divide the Keras optimizer's state, as in
+        `gmeta.models.Model.compile`.
 
     Attributes:
       optimizer: The Keras optimizer.
@@ -97,21 +95,48 @@ class JointOptimizer:
         raises: bool = True,
         notes: RankNotes | None = None,
         trainer: Any = None,
+        shard_optimizer: bool = False,
     ) -> None:
-        self.optimizer = optimizer
+        check_shard_optimizer(shard_optimizer, optimizer)
+        if OptimizerShards.of(optimizer) is not None and not shard_optimizer:
+            raise ConfigError(
+                f"{type(optimizer).__name__} has been divided among the ranks, and shard_optimizer is False: "
+                "give True, or a new optimizer"
+            )
+        self.optimizer, self._shards = optimizer, shard_optimizer
         self.name = f"a loop with {type(optimizer).__name__}"
         self._trainer = trainer
         self._raises = raises
         self._notes = notes or RankNotes()
         self._skips_bad_steps = LossScale(optimizer).skips_bad_steps
         self._clipping = Clipping.of(optimizer)
-        self._joint_updates: dict[tuple[int, ...], Callable[[list[tf.Tensor]], None]] = {}
+        self._updates_joined = UpdatesJoined(optimizer)
         self._accumulator = GradientAccumulator(accumulate_steps) if accumulate_steps > 1 else None
 
     @property
     def accumulates(self) -> bool:
         """Whether several batches make one step."""
         return self._accumulator is not None
+
+    @property
+    def divides(self) -> bool:
+        """Whether several ranks divide the state of the Keras optimizer."""
+        return self._shards and collectives.world().size > 1
+
+    @property
+    def divided_slots(self) -> list[tf.Variable]:
+        """The slots of all dense variables if ranks have divided them, else none."""
+        shards = OptimizerShards.of(self.optimizer)
+        return [] if shards is None else shards.slots
+
+    def divide(self, variables: Sequence[tf.Variable]) -> OptimizerShards:
+        """Build the Keras optimizer, and release the slots of variables that other ranks update."""
+        return OptimizerShards.divide(self.optimizer, variables)
+
+    def whole_slots(self, gather: bool) -> AbstractContextManager[None]:
+        """Return a context in which divided slots can be saved or loaded; see `OptimizerShards.whole`."""
+        shards = OptimizerShards.of(self.optimizer)
+        return nullcontext() if shards is None else shards.whole(gather)
 
     def predict_steps(self, batches: int) -> tf.Tensor | int:
         """Predict how many steps some more batches make, unless `flush` makes another; a number, or () int64.
@@ -157,7 +182,7 @@ class JointOptimizer:
                 f"{f'on {ranks} ranks' if ranks > 1 else 'with accumulate_steps'}"
             )
         if self._trainer is not None:
-            self._trainer._own_step.note("accumulate_steps")
+            self._trainer._own_step.note("accumulate_steps", "shard_optimizer")
         trainer = self if self._trainer is None else self._trainer
         follow_late(trainer, lookups.tables, self.optimizer)
         dense, rows = list(gradients[: len(variables)]), list(gradients[len(variables) :])
@@ -260,7 +285,13 @@ class JointOptimizer:
         state: tf.Tensor,
     ) -> None:
         """Make the step of all ranks' samples from this rank's sums over its own samples."""
-        means = global_means(sums.parts, samples, state, self._notes.stop_asked)
+        shard, unpack = None, sums.unpack
+        if self._shards and variables:
+            terms = sums.unpack(sums.parts)
+            shard, unpack = self.divide(variables).step(self.optimizer, variables, terms), list
+            means = shard.means(terms, samples, state, self._notes.stop_asked)
+        else:
+            means = global_means(sums.parts, samples, state, self._notes.stop_asked)
         self._notes.stop_agreed.assign(means.stop)
         dense, scale = means.dense, means.scale
         if self._raises:
@@ -269,7 +300,7 @@ class JointOptimizer:
                 checks = refusal(tf.reduce_all(passes), ~passes)
             dense, scale = hold([dense, scale], checks)
         finite = tf.reduce_all(means.states <= SOUND)
-        self._step(sums.unpack(dense), variables, [part.times(scale) for part in tables], finite)
+        self._step(unpack(dense), variables, [part.times(scale) for part in tables], finite, shard)
 
     def _step(
         self,
@@ -277,26 +308,35 @@ class JointOptimizer:
         variables: Sequence[tf.Variable],
         tables: Sequence[TableGradient],
         finite: tf.Tensor | None = None,
+        shard: ShardedStep | None = None,
     ) -> None:
-        gradients, tables = self._clipping.clip(gradients, tables)
+        if shard is None:
+            gradients, tables = self._clipping.clip(gradients, tables)
+        else:
+            norm = shard.global_norm if shard.has_gradients else None
+            gradients, tables = self._clipping.clip(gradients, tables, norm)
+            gradients = shard.clip(gradients, self._clipping.global_norm)
+            if self._skips_bad_steps:  # ranks have different gradients, and must decide alike
+                finite = finite & shard.all_finite(gradients)
         pairs = list(zip(gradients, variables, strict=True))
         # If the data set has run out, the step must end before it is counted. It ends where an op uses the
         # data, and counting uses none, so let counting wait for the gradients.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
-            self._step_on(pairs, tables, finite)
+            self._step_on(pairs, tables, finite, shard)
 
     def _step_on(
         self,
         pairs: Sequence[tuple[Gradient, tf.Variable]],
         tables: Sequence[TableGradient],
         finite: tf.Tensor | None,
+        shard: ShardedStep | None,
     ) -> None:
         if pairs and hasattr(self.optimizer, "build"):  # its slots
             with lift_variables():
                 self.optimizer.build([variable for _, variable in pairs])
         rate = rate_of_next_step(self.optimizer)  # read now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
-            self._step_dense(pairs, tables)
+            self._step_dense(pairs, tables, shard)
             _update(tables, rate)
             return
         if finite is None:
@@ -304,29 +344,38 @@ class JointOptimizer:
         # The optimizer checks only the dense gradients, so make them NaN if the rows' aren't finite.
         verdict = tf.where(finite, 0.0, float("nan"))
         judged = [(with_number(tf.add, gradient, verdict), variable) for gradient, variable in pairs]
-        self._step_dense(judged, tables, verdict)
+        self._step_dense(judged, tables, shard, verdict)
         tf.cond(finite, lambda: _update(tables, rate), _nothing)
 
     def _step_dense(
         self,
         pairs: Sequence[tuple[Gradient, tf.Variable]],
         tables: Sequence[TableGradient],
+        shard: ShardedStep | None,
         verdict: tf.Tensor | None = None,
     ) -> None:
         """Make the Keras optimizer's step.
 
-        Without any dense gradient, Keras' optimizers do nothing or raise an error. If rows have gradients,
-        the step is counted here instead, and moves the schedule and the loss scale.
+        Without any dense gradient, Keras' optimizers do nothing or raise an error. If rows or other ranks'
+        variables have gradients, the step is counted here instead, and moves the schedule and the loss scale.
 
         Args:
           pairs: The dense gradients and their variables.
           tables: The gradients of rows.
+          shard: The division of the variables among the ranks, of which this one updates its own.
           verdict: With loss scaling, a number that isn't finite if the step is skipped.
         """
-        if not tables or any(gradient is not None for gradient, _ in pairs):
-            with self._updates_joined():
-                self.optimizer.apply_gradients(pairs)
-            return
+        elsewhere = shard is not None and shard.has_gradients
+        own = pairs if shard is None else shard.own(pairs)
+        if not (tables or elsewhere) or any(gradient is not None for gradient, _ in own):
+            with self._updates_joined(), nullcontext() if shard is None else shard.clipped():
+                self.optimizer.apply_gradients(own)
+        else:
+            self._count_step(pairs if not elsewhere else [], verdict)
+        if shard is not None:
+            shard.send_weights()
+
+    def _count_step(self, pairs: Sequence[tuple[Gradient, tf.Variable]], verdict: tf.Tensor | None) -> None:
         if pairs:
             names = [variable.name for _, variable in pairs]
             tf.get_logger().warning("Gradients do not exist for variables %s when minimizing the loss", names)
@@ -336,50 +385,6 @@ class JointOptimizer:
         if hasattr(inner, "_compute_current_learning_rate"):  # of a schedule, for callbacks that read it
             inner._compute_current_learning_rate()
         inner.iterations.assign_add(1)
-
-    @contextmanager
-    def _updates_joined(self) -> Iterator[None]:
-        """Make the Keras optimizer compile the updates of all variables as one XLA computation.
-
-        Keras compiles one for each variable, and a GPU is idle between two of them.
-        """
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        keras: Any = tf.keras.optimizers.Optimizer
-        overrides = any(getattr(type(inner), each, None) != getattr(keras, each) for each in _OF_UPDATES)
-        if overrides or not inner.jit_compile or inner.use_ema or tf.distribute.has_strategy():
-            yield
-            return
-
-        def jointly(strategy: Any, pairs: Any, **kwargs: Any) -> Any:
-            pairs = list(pairs)
-            dense = [pair for pair in pairs if not isinstance(pair[0], tf.IndexedSlices)]
-            update = self._joint_update(inner, [variable for _, variable in dense])
-            if update is not None:
-                update([gradient for gradient, _ in dense])
-                pairs = [pair for pair in pairs if isinstance(pair[0], tf.IndexedSlices)]
-            # The others', and the count of steps.
-            return keras._distributed_apply_gradients_fn(inner, strategy, pairs, **kwargs)
-
-        with _HOOKED:  # other threads may train with the same optimizer
-            inner._distributed_apply_gradients_fn = jointly
-            try:
-                yield
-            finally:
-                vars(inner).pop("_distributed_apply_gradients_fn", None)
-
-    def _joint_update(self, inner: Any, variables: list[tf.Variable]) -> Any:
-        """Return the compiled update of variables; None if there are none, or it would be one too many."""
-        key = tuple(map(id, variables))
-        if key not in self._joint_updates:
-            if not variables or len(self._joint_updates) == _MOST_JOINT:
-                return None
-
-            def update(gradients: list[tf.Tensor]) -> None:
-                for gradient, variable in zip(gradients, variables, strict=True):
-                    inner._update_step(gradient, variable)
-
-            self._joint_updates[key] = tf.function(update, jit_compile=True)
-        return self._joint_updates[key]
 
 
 def rate_of_next_step(optimizer: Any) -> tf.Tensor:

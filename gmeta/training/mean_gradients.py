@@ -168,23 +168,80 @@ def global_means(
       state: The state of this rank's gradients, as returned by `state_of`.
       stop: Whether this rank requests that all stop after this step, () bool.
     """
-    here = collectives.world()
     present = [tf.convert_to_tensor(gradient) for gradient in sums if gradient is not None]
-    dtype = present[0].dtype if present else tf.float32
-    with tf.device("CPU:0"):
-        states = tf.cast(state, dtype) * tf.one_hot(here.rank, here.size, dtype=dtype)
-        tail = tf.concat([[tf.cast(samples, dtype)], [tf.cast(stop, dtype)], states], axis=0)
+    tail = _tail(present[0].dtype if present else tf.float32, samples, state, stop)
     place = compute_place() if present else "cpu"
     *dense, tail = collectives.allreduce_sum([*present, tail], name="step/dense", place=place)
+    totals = iter(dense)
+    return _means([None if gradient is None else next(totals) for gradient in sums], tail)
+
+
+def scattered_means(
+    sums: Sequence[Gradient],
+    variables: Sequence[tf.Variable],
+    owners: Sequence[int],
+    samples: tf.Tensor,
+    state: tf.Tensor,
+    stop: tf.Tensor,
+) -> GlobalMeans:
+    """Return the `global_means` of the variables that this rank owns, in one reduce-scatter for each dtype.
+
+    Args:
+      sums: n_r times this rank's gradients, one for each variable.
+      variables: The variables.
+      owners: The rank that owns each of them.
+      samples: As for `global_means`.
+      state: As for `global_means`.
+      stop: As for `global_means`.
+
+    Returns:
+      The results of `global_means`, with None for the gradients of other ranks' variables.
+    """
+    here = collectives.world()
+    sums = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in sums]
+    by_dtype: dict[tf.DType, list[int]] = {}
+    for number, gradient in enumerate(sums):
+        if gradient is not None:
+            by_dtype.setdefault(gradient.dtype, []).append(number)
+    if not by_dtype:
+        return global_means(sums, samples, state, stop)
+    sizes = [variable.shape.num_elements() for variable in variables]
+    tails = [_tail(next(iter(by_dtype)), samples, state, stop)]  # of the first dtype; other dtypes have none
+    told: list[tf.Tensor] = []
+    totals: list[Gradient] = [None] * len(sums)
+    for dtype, members in by_dtype.items():
+        of_rank = [[number for number in members if owners[number] == rank] for rank in range(here.size)]
+        parts = []
+        for numbers in of_rank:
+            flat = [*(tf.reshape(sums[number], [sizes[number]]) for number in numbers), *tails]
+            parts.append(tf.concat(flat, axis=0) if flat else tf.zeros([0], dtype))
+        total = collectives.reduce_scatter_sum(parts, name="step/dense", place=compute_place())
+        own = of_rank[here.rank]
+        lengths = [*(sizes[number] for number in own), *(tail.shape.num_elements() for tail in tails)]
+        pieces = tf.split(total, lengths) if lengths else []
+        for number, piece in zip(own, pieces, strict=False):
+            totals[number] = tf.reshape(piece, variables[number].shape)
+        told += pieces[len(own) :]
+        tails = []
+    return _means(totals, told[0])
+
+
+def _tail(dtype: tf.DType, samples: tf.Tensor, state: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
+    """Return the numbers that travel with the gradients: (2 + world size,) of their dtype, in host memory."""
+    here = collectives.world()
+    with tf.device("CPU:0"):
+        states = tf.cast(state, dtype) * tf.one_hot(here.rank, here.size, dtype=dtype)
+        return tf.concat([[tf.cast(samples, dtype)], [tf.cast(stop, dtype)], states], axis=0)
+
+
+def _means(totals: Sequence[Gradient], tail: tf.Tensor) -> GlobalMeans:
+    """Divide sums over all ranks by the number of samples, which is in the sum of the ranks' `_tail`."""
     scale = _one_over(tail[0])
-    means = iter([total * tf.cast(scale, total.dtype) for total in dense])
+    means = [None if total is None else total * tf.cast(scale, total.dtype) for total in totals]
     with tf.device("CPU:0"):  # these numbers decide about ops, so they come here together, once
         told = tf.identity(tail)
         return GlobalMeans(
-            [None if gradient is None else next(means) for gradient in sums],
-            tf.cast(_one_over(told[0]), tf.float32),
-            tf.cast(told[2:], tf.int32),
-            told[1] > 0,
+            means, tf.cast(_one_over(told[0]), tf.float32), tf.cast(told[2:], tf.int32), told[1] > 0
         )
 
 

@@ -32,7 +32,7 @@ from gmeta.training.windows import Windows, column_keys, count_units, take_units
 
 Observer = Callable[[Any, Any, Any, Any, Any], None]
 
-_ACCUMULATE = "accumulate_steps"
+_ACCUMULATE, _SHARD = "accumulate_steps", "shard_optimizer"
 _Functional: Any = tf.keras.Sequential.__base__  # Keras has no public name for the class of functional models
 
 
@@ -149,6 +149,7 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         accumulate_steps: int = 1,
         nan: Literal["raise", "allow"] = "raise",
         pipeline: Pipeline | None = None,
+        shard_optimizer: bool = False,
         **kwargs: Any,
     ) -> None:
         """Configure training, as `tf.keras.Model.compile` does.
@@ -165,16 +166,26 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             error that names the cause. ``"allow"``: train on.
           pipeline: How `fit` fetches ahead of a batch, and in how many micro-batches a step computes it; see
             `gmeta.Pipeline`. None: no fetches ahead, and no micro-batches.
+          shard_optimizer: Whether N ranks divide the optimizer's slots of the dense weights, so that each has
+            about 1 / N of them: each rank then gets the mean gradients of its weights only, updates them,
+            and sends them to the others (ZeRO, stage 1). Weights are divided whole. It changes no result in
+            host memory, and nothing at all on one rank.
           **kwargs: As in Keras.
 
         Raises:
           ConfigError: An argument is among ``refused_settings``; or tables can't support the settings:
             several replicas in one process, accumulation of fewer than one batch, or a loss reduced by a sum
-            with accumulation, micro-batches or on several ranks. `fit` raises it too, if the model's own
-            ``train_step`` would ignore accumulation or micro-batches.
+            with accumulation, micro-batches or on several ranks; or ``shard_optimizer`` with a legacy
+            optimizer or ``use_ema``. `fit` raises it too, if the model's own ``train_step`` would ignore
+            accumulation, micro-batches or ``shard_optimizer``, or if the optimizer has state that several
+            weights share, as Nadam has, and ranks were to divide it.
           KerasError: An argument, or a layer of the model, is of Keras 3.
         """
-        own = {"accumulate_steps": accumulate_steps, "pipeline": pipeline}
+        own = {
+            _ACCUMULATE: accumulate_steps,
+            "pipeline": pipeline,
+            _SHARD: shard_optimizer,
+        }
         check_compile(self, optimizer, loss, args, {**kwargs, **own})
         trained = tables_of(self, trained=True)
         check_rule(self, trained, tf.keras.optimizers.get(optimizer))
@@ -182,14 +193,20 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         micro_batches = self._pipeline.micro_batches
         self._check_loss(loss, accumulate_steps)
         self._windows = Windows(self, self._pipeline) if micro_batches > 1 else None
-        self._own_step = OwnStep(self, {"accumulate_steps": accumulate_steps, "micro_batches": micro_batches})
+        obeyed = {_ACCUMULATE: accumulate_steps, "micro_batches": micro_batches, _SHARD: shard_optimizer}
+        self._own_step = OwnStep(self, obeyed)
         self._guard = NanGuard(self, nan, self.find_fault)
         super().compile(optimizer, loss, *args, **kwargs)
-        self._accumulate_steps = accumulate_steps
+        self._accumulate_steps, self._shard_optimizer = accumulate_steps, shard_optimizer
         follow(self, trained, self.optimizer)
         self._loss_scale, self._notes = LossScale(self.optimizer), RankNotes()
         self._joint_optimizer = JointOptimizer(
-            self.optimizer, accumulate_steps, raises=self._guard.raises, notes=self._notes, trainer=self
+            self.optimizer,
+            accumulate_steps,
+            raises=self._guard.raises,
+            notes=self._notes,
+            trainer=self,
+            shard_optimizer=shard_optimizer,
         )
 
     def _check_loss(self, loss: Any, accumulate_steps: int) -> None:
@@ -366,7 +383,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
             return None
         nan = {} if self._guard.raises else {"nan": "allow"}
         ahead = {} if self._pipeline == Pipeline(depth=0) else {"pipeline": self._pipeline}
-        return {**config, _ACCUMULATE: self._accumulate_steps, **nan, **ahead}
+        shard = {_SHARD: True} if self._shard_optimizer else {}
+        return {**config, _ACCUMULATE: self._accumulate_steps, **nan, **ahead, **shard}
 
     def make_train_function(self, force: bool = False) -> Any:
         """Call `tf.keras.Model.make_train_function`, or make one that fetches ahead."""

@@ -53,8 +53,12 @@ def start_together(model: tf.keras.Model, element_spec: Any, batch: Any, loop: M
     collectives.gather_states(model)
     state = model.optimizer.variables
     state = state() if callable(state) else state
-    variables = list({id(v): v for v in [*model.variables, *state]}.values())
+    joint = model.joint_optimizer
+    divided = {id(slot) for slot in joint.divided_slots}  # by an earlier fit; each is at its owner
+    variables = list({id(v): v for v in [*model.variables, *state] if id(v) not in divided}.values())
     collectives.broadcast_variables([v for v in variables if _travels(v)])
+    if joint.divides:
+        joint.divide(model.trainable_variables)
 
 
 def make_variables(model: tf.keras.Model, batch: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tf_keras.src.utils import io_utils
 
+from gmeta.checkpoint.dense_weights import whole_slots
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, warn_caller
 from gmeta.layers.embedding.merge_plan import align
@@ -78,7 +79,7 @@ class SavesTables(HoldsTables):
         if not zipfile.is_zipfile(filepath):  # as a .keras file is
             _refuse_old_hdf5(filepath, None)
         restored = [(part, part.restores) for part in saved_tables_of(self)]
-        with skip_mismatched_tables(skip_mismatch) as skipped:
+        with skip_mismatched_tables(skip_mismatch) as skipped, whole_slots(self, gather=False):
             status = super().load_weights(str(filepath), skip_mismatch, *args, **kwargs)  # type: ignore[misc]
         if skipped:
             warn_caller(f"{filepath}: {'; '.join(skipped)}")

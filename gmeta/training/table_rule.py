@@ -176,9 +176,18 @@ class Clipping:
         return cls(*(getattr(inner, name, None) for name in ("clipvalue", "clipnorm", "global_clipnorm")))
 
     def clip(
-        self, dense: Sequence[Gradient], tables: Sequence[TableGradient]
+        self,
+        dense: Sequence[Gradient],
+        tables: Sequence[TableGradient],
+        norm: Callable[[Sequence[Gradient]], tf.Tensor] | None = None,
     ) -> tuple[list[Gradient], list[TableGradient]]:
         """Clip the gradients of tables that follow the optimizer; all ranks must call this together.
+
+        Args:
+          dense: The gradients of dense variables.
+          tables: The gradients of rows.
+          norm: Where ranks have different dense gradients, a function that returns the global norm of all of
+            them.
 
         Returns:
           The dense gradients and the tables' gradients. Dense gradients are clipped here only by the global
@@ -209,8 +218,8 @@ class Clipping:
         limit = self.global_norm
         rows = tf.reduce_sum(squares)
         both = (
-            tf.sqrt(tf.square(tf.cast(tf.linalg.global_norm(dense), tf.float32)) + rows)
-            if any(gradient is not None for gradient in dense)
+            tf.sqrt(tf.square(tf.cast((norm or tf.linalg.global_norm)(dense), tf.float32)) + rows)
+            if norm is not None or any(gradient is not None for gradient in dense)
             else tf.sqrt(rows)
         )
         scale = limit / tf.maximum(both, limit)

@@ -204,7 +204,13 @@ def keep_state(model: Model) -> Iterator[None]:
         )
     if hasattr(model.optimizer, "_create_all_weights"):  # a legacy optimizer's slots, which have no `build`
         model.optimizer._create_all_weights(model.trainable_variables)
-    variables = [(variable, variable.numpy()) for variable in _variables(model)]
+    if model.joint_optimizer.divides:  # as the first step would
+        model.joint_optimizer.divide(model.trainable_variables)
+    values = [(variable, variable.numpy()) for variable in _variables(model)]
+    # Slots that another rank has hold no numbers here, and no step changes them.
+    variables = [
+        (variable, value) for variable, value in values if variable.shape.is_compatible_with(value.shape)
+    ]
     snapshots = [TableSnapshot(table) for table in tables_of(model)]
     plain = {name: getattr(model, name, None) for name in ("history", "stop_training")}
     try:

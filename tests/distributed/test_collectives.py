@@ -64,6 +64,16 @@ def collect() -> dict[str, Any]:
     halves = [tf.fill([3], tf.cast(1.5, t)) for t in (tf.bfloat16, tf.float16)]
     seen["halves"] = [(t.dtype.name, t.numpy().tolist()) for t in collectives.allreduce_sum(halves, name="h")]
 
+    @tf.function
+    def scatter(terms: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        parts = [terms[:rank] for rank in range(here.size)]  # for rank 0 none
+        total = collectives.reduce_scatter_sum(parts, name="scattered")
+        return total, collectives.allgather(total, list(range(here.size)), name="gathered")
+
+    for dtype in ("float32", "bfloat16", "int64"):
+        total, gathered = scatter(tf.cast(tf.range(here.size) + 10 * here.rank, dtype))
+        seen[f"scattered {dtype}"] = total.dtype.name, [each.numpy().tolist() for each in gathered]
+
     rows = tf.Variable(np.arange(3 * here.rank, dtype=np.float32))  # of rank 0 none
     with tf.GradientTape() as tape:
         share = mean_loss(rows, tf.cast(rows != 0, tf.float32), over_ranks=True)
@@ -142,6 +152,9 @@ def test_collectives_do_what_they_say(size: int) -> None:
         assert seen["counts"].calls == {"allreduce": 9}
         assert seen["counts"].bytes == {"allreduce": 3 * (16 + 4 + 8 + 4)}
         assert seen["halves"] == [("bfloat16", [1.5 * size] * 3), ("float16", [1.5 * size] * 3)]
+        totals = [[size * number + 10 * sum(ranks) for number in range(r)] for r in ranks]
+        for dtype in ("float32", "bfloat16", "int64"):
+            assert seen[f"scattered {dtype}"] == (dtype, totals)
         weight = sum(3 * r - 1 for r in ranks if r)  # one has none
         mean, gradient = seen["mean_loss"]
         assert mean == pytest.approx(sum(range(3 * rank)) / weight)

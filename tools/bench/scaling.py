@@ -4,6 +4,7 @@
     python tools/bench/scaling.py --ranks 1 2 4 --model dlrm
     python tools/bench/scaling.py --adapt all --outer gather --read text
     python tools/bench/scaling.py --ablation --gbit 1
+    python tools/bench/scaling.py --shard --ranks 2 4 --json FILE
 
 MAML of second order on generated tasks, under `fit`: Zipf ids of many features into dynamic tables, which are
 divided among the ranks, and a multi-layer perceptron, which each rank has. A rank's batch stays the same, so
@@ -24,6 +25,11 @@ gather       with --outer gather: samples a second compared with all-reduce, epo
 ablation     with --ablation, on the largest number of ranks: samples a second with each way of reading and
              each network, compared with text over the slow one, in turn (G-Meta, figure 4: on 8 GPUs 1.27
              times the baseline by reading, 1.12 by the network, 1.45 by both)
+
+shard        with --shard, which measures nothing else: samples a second with ``shard_optimizer=True``
+             compared with False, epochs in turn
+optimizer    with --shard: the bytes of Adam's state on the rank that has most, compared with those of a rank
+             that has all
 
 --adapt all     embedding rows adapt in the inner loop too (G-Meta, algorithm 1), not just the layers
 --read          memory: batches are made beforehand. text: lines of comma-joined numbers in TFRecords, decoded
@@ -156,13 +162,17 @@ def beside_allreduce(ranks: int, settings: dict[str, Any]) -> list[Result]:
 
 def paces(
     ranks: int, settings: dict[str, Any], variants: dict[str, dict[str, Any]]
-) -> dict[str, list[float]]:
-    """Variant -> samples a second in each epoch, which the variants train in turn in one job."""
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Variant -> samples a second in each epoch, which the variants train in turn in one job.
+
+    The second result has the bytes of the optimizer's state.
+    """
     samples = settings["tasks"] * ranks * (settings["support"] + settings["query"])
     of_job = {**settings, "variants": variants, "rounds": settings["epochs"] - 1}
     with tempfile.TemporaryDirectory() as folder:
         found = run(ranks, of_job, Path(folder), module="meta.paces")
-    return {name: [1e3 * samples / each for each in times] for name, times in found["paces"].items()}
+    rates = {name: [1e3 * samples / each for each in times] for name, times in found["paces"].items()}
+    return rates, found["optimizer_bytes"]
 
 
 def ablation(ranks: int, settings: dict[str, Any], networks: dict[str, dict[str, Any]]) -> list[Result]:
@@ -177,13 +187,25 @@ def ablation(ranks: int, settings: dict[str, Any], networks: dict[str, dict[str,
     rates: dict[tuple[str, str], list[float]] = {}
     for _ in range(settings["jobs"]):
         for network, own in networks.items():
-            for read, found in paces(ranks, {**settings, **own}, variants).items():
+            by_read, _ = paces(ranks, {**settings, **own}, variants)
+            for read, found in by_read.items():
                 rates.setdefault((read, network), []).extend(found)
     medians = {way: statistics.median(each) for way, each in rates.items()}
     base = medians["text", next(iter(networks))]
     return [
         Result(f"scaling/ablation/{read}/{network}/np{ranks}", rate, "samples/s", "neither", base)
         for (read, network), rate in medians.items()
+    ]
+
+
+def sharding(ranks: int, settings: dict[str, Any]) -> list[Result]:
+    """Samples a second and bytes of optimizer state with ``shard_optimizer``, compared with those without."""
+    variants = {"whole": {}, "shard": {"shard": True}}
+    rates, state = paces(ranks, settings, variants)
+    whole, shard = (statistics.median(rates[name]) for name in variants)
+    return [
+        Result(f"scaling/shard/np{ranks}", shard, "samples/s", "whole", whole),
+        Result(f"scaling/optimizer/np{ranks}", state["shard"], "bytes", "whole", state["whole"]),
     ]
 
 
@@ -199,6 +221,7 @@ def arguments() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     options.add_argument("--model", choices=MODELS, default="small")
+    options.add_argument("--hidden", type=int, nargs="+", help="units of the hidden layers")
     options.add_argument("--tasks", type=int, help="tasks in a rank's batch")
     options.add_argument("--pace-only", action="store_true", help="don't compare what ranks have learned")
     options.add_argument("--adapt", choices=("dense", "all"), default="dense")
@@ -207,6 +230,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--network", choices=("nvlink", "socket"))
     options.add_argument("--gbit", type=float, help="on a CPU: the rate of the wires between ranks")
     options.add_argument("--ablation", action="store_true", help="measure reading and networks, nothing else")
+    options.add_argument("--shard", action="store_true", help="measure shard_optimizer, nothing else")
     options.add_argument(
         "--jobs", type=int, default=3, help="jobs of --ablation for each network (default: %(default)s)"
     )
@@ -227,6 +251,7 @@ def main() -> None:
     ranks = [1, 2] if given.smoke else sorted({1, *given.ranks})
     chosen = {"adapt": given.adapt, "read": given.read, "outer": given.outer, "network": given.network}
     settings = {**SIZES, **MODELS[given.model], **chosen, "epochs": 1 + given.rounds, "keep_rows": False}
+    settings |= {"hidden": given.hidden or settings["hidden"]}
     settings |= {"tasks": given.tasks or settings["tasks"], "gbit": given.gbit, "jobs": given.jobs}
     if given.smoke:
         settings |= {"tasks": 4, "hidden": [8], "features": 3, "steps": 2, "distinct_steps": 1, "jobs": 1}
@@ -236,6 +261,10 @@ def main() -> None:
     if given.ablation:
         results = ablation(ranks[-1], {**settings, "gbit": None}, networks_of(given.gpu, given.gbit))
         report("Reading and networks", results, given.json, settings=settings, gpus_a_rank=int(given.gpu))
+        return
+    if given.shard:
+        results = [one for size in ranks if size > 1 for one in sharding(size, settings)]
+        report("Sharded optimizer", results, given.json, settings=settings, gpus_a_rank=int(given.gpu))
         return
     results, rates, gpus = [], {}, 0
     if given.smoke:  # tests check that ranks agree
@@ -247,7 +276,7 @@ def main() -> None:
         gpus = found["gpus"]
         results.append(Result(f"scaling/samples/np{size}", rates[size], "samples/s"))
         if given.outer == "gather" and size > 1:
-            both = paces(size, settings, {rule: {"outer": rule} for rule in OUTER})
+            both, _ = paces(size, settings, {rule: {"outer": rule} for rule in OUTER})
             gather, allreduce = (statistics.median(both[rule]) for rule in OUTER)
             results.append(Result(f"scaling/gather/np{size}", gather, "samples/s", "all-reduce", allreduce))
     for size in ranks[1:]:

@@ -4,7 +4,7 @@ A job of N ranks is N processes of the same program. `init` makes this process o
 started the process, the world is one rank, every collective is the identity, and Horovod isn't imported.
 
 - `entry` and `place`: `init`, the `world` that it joins, and whether Horovod connects it.
-- `tensors`, inside a step and in a ``tf.function``: `alltoall` and `allreduce_sum`.
+- `tensors`, inside a step and in a ``tf.function``: `alltoall`, `allreduce_sum` and others.
 - `objects`, between steps: `allgather_objects`, `broadcast_object`, `barrier`, `check_agreement` and others.
 - `lane`: gmeta's own channels for steps, with or without Horovod.
 - `peers`: how ranks find each other and send objects, by Horovod or by gmeta.
@@ -43,11 +43,12 @@ if TYPE_CHECKING:
         gather_states,
     )
     from gmeta.core.collectives.shared_data import part_of
-    from gmeta.core.collectives.tensors import allreduce_sum, alltoall
+    from gmeta.core.collectives.tensors import allgather, allreduce_sum, alltoall, reduce_scatter_sum
 
 __all__ = [
     "CollectiveCounts",
     "World",
+    "allgather",
     "allgather_objects",
     "allreduce_sum",
     "alltoall",
@@ -65,11 +66,13 @@ __all__ = [
     "init",
     "name_failures",
     "part_of",
+    "reduce_scatter_sum",
     "world",
 ]
 
 _LAZY = {
     "CollectiveCounts": "monitoring",
+    "allgather": "tensors",
     "allgather_objects": "objects",
     "allreduce_sum": "tensors",
     "alltoall": "tensors",
@@ -81,6 +84,7 @@ _LAZY = {
     "gather_states": "objects",
     "name_failures": "monitoring",
     "part_of": "shared_data",
+    "reduce_scatter_sum": "tensors",
 }
 """Name -> the module that defines it and imports TensorFlow."""
 

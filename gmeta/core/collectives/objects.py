@@ -221,10 +221,10 @@ def broadcast_variables(variables: Sequence[tf.Variable], root: int = 0) -> None
     check_root(root)
     if here.size == 1:
         return
-    forms = {f"variable {i}": f"{tuple(v.shape)} {v.dtype.name}" for i, v in enumerate(variables)}
+    values = [variable.numpy() for variable in variables]
+    forms = {f"variable {i}": f"{value.shape} {value.dtype.name}" for i, value in enumerate(values)}
     advice = "build the same model on every rank before its weights are broadcast"
     check_agreement({"number of variables": str(len(forms)), **forms}, advice=advice)
-    values = [variable.numpy() for variable in variables]
     sent = b"".join(value.tobytes() for value in values) if here.rank == root else b""
     size = sum(value.nbytes for value in values)
     received = bytearray(size)

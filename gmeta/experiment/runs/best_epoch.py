@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from gmeta.checkpoint.dense_weights import read_dense, write_dense
+from gmeta.checkpoint.dense_weights import read_dense, whole_slots, write_dense
 from gmeta.checkpoint.store import CheckpointStore, step_of
 from gmeta.core.errors import ConfigError, DataError
 from gmeta.core.files import explain_write_errors, write_atomically
@@ -120,9 +120,10 @@ class _KeepBest(tf.keras.callbacks.Callback):
             if latest is not None and step_of(latest) > epoch:  # saved in an epoch that an interruption lost
                 store.delete()
                 store = CheckpointStore(self._folder, keep=1, max_increments=0)
-            store.save(
-                tables_by_name(self.model), epoch + 1, dense=lambda path: write_dense(self.model, path)
-            )
+            with whole_slots(self.model, gather=True):
+                store.save(
+                    tables_by_name(self.model), epoch + 1, dense=lambda path: write_dense(self.model, path)
+                )
         if self._stopping.is_over(found):
             self.model.stop_training = True
 

@@ -26,10 +26,9 @@ from gmeta.ops.device import (
 )
 from gmeta.ops.distinct import unique
 from gmeta.ops.id_hash import HoldsMergedKeys
-from gmeta.ops.table.clock import HasClock
 from gmeta.ops.table.finite import NamedGradient, refuse_bad
 from gmeta.ops.table.followed_optimizer import FollowsModels, Rate
-from gmeta.ops.table.read_ahead import ReadsAhead
+from gmeta.ops.table.read_ahead import HasClock, ReadsAhead
 from gmeta.ops.table.records import (
     AdmissionState,
     FilterShards,

@@ -95,6 +95,7 @@ IGNORED = {
     "accumulation": {"accumulate_steps": 3},
     "micro-batches": {"pipeline": gmeta.Pipeline(depth=0, micro_batches=2)},
     "accumulation, ahead": {"accumulate_steps": 3, "pipeline": gmeta.Pipeline(depth=1)},
+    "divided": {"shard_optimizer": True},
     "eager": {"accumulate_steps": 3, "run_eagerly": True},
 }
 
@@ -102,7 +103,8 @@ IGNORED = {
 @pytest.mark.parametrize("name", IGNORED)
 def test_a_step_that_ignores_a_setting_is_refused(name):
     model = Alone()
-    told = r"compile received (accumulate_steps=3|micro_batches=2), and Alone.*call super\(\)\.train_step"
+    settings = "accumulate_steps=3|micro_batches=2|shard_optimizer=True"
+    told = rf"compile received ({settings}), and Alone.*call super\(\)\.train_step"
     with pytest.raises(ConfigError, match=told):
         fit(model, **IGNORED[name])
     # Eager steps have no trace that could be checked before they run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import gmeta
+from gmeta.core import collectives
 from gmeta.core.collectives.lane import lane_kind
 
 import tensorflow as tf
@@ -14,7 +15,10 @@ from parts.meta.rank import Pace, dataset, meta_model
 
 
 def main() -> None:
-    """Train each variant for an epoch, repeatedly; rank 0 writes milliseconds a step."""
+    """Train each variant for an epoch, repeatedly; rank 0 writes milliseconds a step.
+
+    It also writes the bytes of the optimizer's state on the rank that has most.
+    """
     out, settings = job_arguments()
     here = gmeta.init()
     trainings = {}
@@ -27,6 +31,12 @@ def main() -> None:
         for model, data, pace, rule in trainings.values():
             with outer_rule(rule):
                 model.fit(data, epochs=1, callbacks=[pace], verbose=0)
+    state = {
+        name: max(
+            collectives.allgather_objects(sum(each.numpy().nbytes for each in model.optimizer.variables))
+        )
+        for name, (model, *_) in trainings.items()
+    }
     if here.rank == 0:
         paces = {
             name: [1e3 * seconds / settings["steps"] for seconds in pace.seconds[1:]]
@@ -34,7 +44,8 @@ def main() -> None:
         }
         lanes = [lane_kind("cpu"), lane_kind("gpu")]
         gpus = len(tf.config.get_visible_devices("GPU"))
-        out.write_text(json.dumps({"paces": paces, "gpus": gpus, "lanes": lanes}))
+        found = {"paces": paces, "gpus": gpus, "lanes": lanes, "optimizer_bytes": state}
+        out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

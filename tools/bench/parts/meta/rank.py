@@ -107,7 +107,8 @@ def meta_model(settings: dict[str, Any]) -> MetaModel:
     pipeline = gmeta.Pipeline(
         settings.get("depth", 0), settings.get("micro_batches", 1), settings.get("cluster", False)
     )
-    model.compile(tf.keras.optimizers.Adam(1e-3), "mse", pipeline=pipeline)
+    shard = settings.get("shard", False)
+    model.compile(tf.keras.optimizers.Adam(1e-3), "mse", pipeline=pipeline, shard_optimizer=shard)
     if settings.get("stand_still"):
         model.train_function = StandStill(model, pipeline.depth, Queue())
     return model
