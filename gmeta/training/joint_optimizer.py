@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph import hold, lift_variables
+from gmeta.core.graph import hold, hold_gradients, lift_variables
 from gmeta.core.schedules import OneCycle, Warmup
 from gmeta.core.step import StepCallback
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, RowGradients, TableGradient
@@ -237,7 +237,8 @@ class JointOptimizer:
                 accumulator.add_sums(sums, variables, tables, samples, state)
         else:
             if self._raises:
-                gradients, row_gradients = hold([list(gradients), list(row_gradients)], [allowed])
+                gradients = hold_gradients(list(gradients), [allowed])
+                row_gradients = hold_gradients(list(row_gradients), [allowed])
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step(gradients, variables, tables)
@@ -298,7 +299,7 @@ class JointOptimizer:
             with tf.device("CPU:0"):
                 passes = means.states <= (NOT_FINITE if self._skips_bad_steps else SOUND)
                 checks = refusal(tf.reduce_all(passes), ~passes)
-            dense, scale = hold([dense, scale], checks)
+            dense, scale = hold_gradients(dense, checks), hold(scale, checks)
         finite = tf.reduce_all(means.states <= SOUND)
         self._step(unpack(dense), variables, [part.times(scale) for part in tables], finite, shard)
 
