@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework.ops import gradient_registry
 
@@ -76,6 +77,16 @@ def hold_gradients(gradients: Any, until: Sequence[Any]) -> Any:
 
 def _is_numbers(tensor: tf.Tensor | None) -> bool:
     return tensor is not None and tensor.dtype.is_floating and tensor.shape.rank not in (None, 0)
+
+
+def keep_whole(output: tf.Tensor) -> None:
+    """Keep the `tf.cond` of an output one op, which calls a function; without a graph, this does nothing.
+
+    Usually TensorFlow replaces it by a switch for each tensor that a branch uses, and an op that isn't run
+    takes time too. One op has all these tensors as inputs, so they should be where it is.
+    """
+    if not tf.executing_eagerly():
+        output.op.inputs[0].op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
 
 
 def refuse_unless(

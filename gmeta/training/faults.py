@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from tensorflow.core.framework import attr_value_pb2
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
-from gmeta.core.graph import hold
+from gmeta.core.graph import hold, keep_whole
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.ops.table.finite import ADVICE, ROWS_ADVICE, NamedGradient, describe_bad, describe_bad_rows
 
@@ -255,9 +254,7 @@ class NanGuard:
             sound |= tf.equal(tf.cast(samples, tf.float32), 0.0)
         with tf.device("CPU:0"):  # the branches handle strings, for which a GPU has no kernels
             verdict = tf.cond(sound & tf.equal(told, ""), lambda: tf.constant(True), bad)
-        if not tf.executing_eagerly():
-            # Keep one op that calls a function, instead of a switch for each part of the batch.
-            verdict.op.inputs[0].op._set_attr("_lower_using_switch_merge", attr_value_pb2.AttrValue(b=False))
+        keep_whole(verdict)  # instead of a switch for each part of the batch
         return verdict
 
     def _look_at_loss(self, data: Any) -> bool:

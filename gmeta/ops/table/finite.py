@@ -2,7 +2,8 @@
 
 A step checks its gradients before it changes anything, and the check must be cheap. It therefore only
 computes the sum of squares of each gradient: one op, and one pass over numbers that the step reads anyway. If
-all sums are finite, all numbers are. Otherwise, including if a square overflows, the numbers are searched.
+all sums are finite, all numbers are. Otherwise, including if a square overflows, the numbers are searched,
+where they are.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core.errors import NotFiniteError, rows_not_finite
-from gmeta.core.graph import refuse_unless
+from gmeta.core.graph import keep_whole, refuse_unless
 from gmeta.core.shares import LOGICAL_SHARDS
+from gmeta.ops.device import DEVICE_NAMES, compute_place
 
 ADVICE = (
     "a derivative is NaN or infinite there, like that of tf.norm, tf.sqrt or a fractional power at 0: keep "
@@ -70,8 +72,10 @@ def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float 
     squares = tf.stack([_sum_of_squares(each.values) for each in gradients])
     with tf.device("CPU:0"):  # where the result is used
         sound = tf.reduce_all(tf.math.is_finite(squares))
+    bad = _find_bad(gradients, samples, sound)
+    with tf.device("CPU:0"):
         # The condition too: a GPU would get it, and send it back.
-        return tf.cond(sound, lambda: tf.constant(""), lambda: _search(gradients, samples))
+        return tf.cond(sound, lambda: tf.constant(""), lambda: _describe(gradients, bad))
 
 
 def refuse_bad(gradients: Sequence[NamedGradient], tensors: Any) -> Any:
@@ -143,36 +147,58 @@ def _sum_of_squares(values: Any) -> tf.Tensor:
     return tf.cast(tf.nn.l2_loss(wide), tf.float32)
 
 
-def _search(gradients: Sequence[NamedGradient], samples: tf.Tensor | float) -> tf.Tensor:
-    with tf.device("CPU:0"):  # only non-finite gradients are copied here from a GPU
-        values = [tf.convert_to_tensor(each.values) for each in gradients]
-        keys = [tf.zeros([0], tf.int64) if each.keys is None else each.keys() for each in gradients]
-        # TensorFlow never frees `describe`, so it must not reference the tables.
-        owners = [each.of if isinstance(each.of, str) else weakref.ref(each.of) for each in gradients]
+def _find_bad(
+    gradients: Sequence[NamedGradient], samples: tf.Tensor | float, sound: tf.Tensor
+) -> list[tf.Tensor]:
+    """Find the numbers that aren't finite.
 
-        # One op, because a step that isn't searched has to pass all that the search would run.
-        def describe(samples: tf.Tensor, *tensors: tf.Tensor) -> str:
-            parts = []
-            for owner, of_rows, given in zip(
-                owners, tensors[: len(owners)], tensors[len(owners) :], strict=True
-            ):
-                count, key = _first_bad(of_rows, given, samples, isinstance(owner, str))
-                if count:
-                    named = owner if isinstance(owner, str) else name_row(owner(), key)
-                    parts.append(named + (f" and {count - 1} more" if count > 1 else ""))
-            return _list(parts[:_NAMED], len(parts))
+    Returns:
+      Which gradients of dense weights hold such a number, (weights,) bool; then for each gradient of a table
+      which of its rows do, (n,) bool. All of them are empty if ``sound``, a () bool in host memory.
+    """
+    of_rows = [each for each in gradients if each.keys is not None]
 
-        samples = tf.cast(samples, tf.float32)
-        return tf.ensure_shape(tf.py_function(describe, [samples, *values, *keys], tf.string), [])
+    def search() -> list[tf.Tensor]:
+        dense, rows = [tf.zeros([0], tf.bool)], []
+        for each in gradients:
+            values = tf.convert_to_tensor(each.values)
+            bad = ~tf.math.is_finite(tf.math.multiply_no_nan(values, tf.cast(samples, values.dtype)))
+            if each.keys is None:
+                dense.append(tf.reshape(tf.reduce_any(bad), [1]))
+            else:
+                rows.append(tf.reduce_any(bad, axis=1))
+        return [tf.concat(dense, axis=0), *rows]
+
+    # One op: a step that isn't searched would have to pass a switch for each gradient.
+    with tf.device(DEVICE_NAMES[compute_place()]):
+        found = tf.cond(sound, lambda: [tf.zeros([0], tf.bool) for _ in range(1 + len(of_rows))], search)
+    keep_whole(found[0])
+    return found
 
 
-def _first_bad(values: tf.Tensor, keys: tf.Tensor, samples: tf.Tensor, is_dense: bool) -> tuple[int, int]:
-    """Return the number of keys whose gradient isn't finite, and the first of them; 1 and 0 if dense."""
-    bad = ~tf.math.is_finite(tf.math.multiply_no_nan(values, tf.cast(samples, values.dtype)))
-    if is_dense:
-        return int(tf.reduce_any(bad)), 0
-    found, _ = tf.unique(tf.gather(keys, tf.where(tf.reduce_any(bad, axis=1))[:, 0]))
-    return int(tf.size(found)), int(tf.concat([found, [0]], axis=0)[0])
+def _describe(gradients: Sequence[NamedGradient], bad: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Name the gradients and the keys that `_find_bad` has found, () string."""
+    # TensorFlow never frees `describe`, so it must not reference the tables.
+    owners = [each.of if isinstance(each.of, str) else weakref.ref(each.of) for each in gradients]
+
+    def describe(*tensors: tf.Tensor) -> str:
+        weights, *rest = (each.numpy() for each in tensors)
+        of_weights, of_rows = iter(weights), zip(rest[: len(rest) // 2], rest[len(rest) // 2 :], strict=True)
+        parts = []
+        for owner in owners:
+            if isinstance(owner, str):
+                parts += [owner] if next(of_weights) else []
+                continue
+            rows, given = next(of_rows)
+            found = list(dict.fromkeys(given[rows].tolist()))
+            if found:
+                named = name_row(owner(), found[0])
+                parts.append(named + (f" and {len(found) - 1} more" if len(found) > 1 else ""))
+        return _list(parts[:_NAMED], len(parts))
+
+    with tf.device("CPU:0"):
+        keys = [each.keys() for each in gradients if each.keys is not None]
+        return tf.ensure_shape(tf.py_function(describe, [*bad, *keys], tf.string), [])
 
 
 def _list(names: Sequence[str], count: int) -> str:
