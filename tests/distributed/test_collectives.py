@@ -74,6 +74,14 @@ def collect() -> dict[str, Any]:
         total, gathered = scatter(tf.cast(tf.range(here.size) + 10 * here.rank, dtype))
         seen[f"scattered {dtype}"] = total.dtype.name, [each.numpy().tolist() for each in gathered]
 
+    @tf.function
+    def sum_both_ways(terms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        (sums,) = collectives.allreduce_sum([terms], name="all")
+        return sums[here.rank], collectives.reduce_scatter_sum(tf.unstack(terms), name="own")
+
+    terms = tf.random.stateless_normal([here.size, 99], [here.rank, 1])
+    seen["sums"] = [each.numpy() for each in sum_both_ways(terms)]
+
     rows = tf.Variable(np.arange(3 * here.rank, dtype=np.float32))  # of rank 0 none
     with tf.GradientTape() as tape:
         share = mean_loss(rows, tf.cast(rows != 0, tf.float32), over_ranks=True)
@@ -152,6 +160,7 @@ def test_collectives_do_what_they_say(size: int) -> None:
         assert seen["counts"].calls == {"allreduce": 9}
         assert seen["counts"].bytes == {"allreduce": 3 * (16 + 4 + 8 + 4)}
         assert seen["halves"] == [("bfloat16", [1.5 * size] * 3), ("float16", [1.5 * size] * 3)]
+        np.testing.assert_array_equal(*seen["sums"])  # in one order, so to the last bit
         totals = [[size * number + 10 * sum(ranks) for number in range(r)] for r in ranks]
         for dtype in ("float32", "bfloat16", "int64"):
             assert seen[f"scattered {dtype}"] == (dtype, totals)

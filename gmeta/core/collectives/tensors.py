@@ -208,6 +208,8 @@ def reduce_scatter_sum(parts: Sequence[tf.Tensor], *, name: str, place: lane.Lan
     total = tf.cast(terms[0], wide)
     for rank in range(1, here.size):
         total += tf.cast(terms[rank], wide)
+        # The graph optimizer would make one sum of all, in another order.
+        total = tf.raw_ops.PlaceholderWithDefault(input=total, shape=total.shape)
     return tf.cast(total, dtype)
 
 
