@@ -96,7 +96,7 @@ def hstu_attention(
       visible: (total, 3) int32, from `AttentionMask.visible`.
       scale: s, a constant such as 1/n; 1 is usual with softmax.
       alpha: α, the factor of the scores; 1 in the research form, 1/√d in the production form and with
-        softmax, where it is 0 at least.
+        softmax, where it must be at least 0.
       bias: The bias to add to the scores; None: no bias.
       form: How scores become weights: ``"silu"`` or ``"softmax"``.
 

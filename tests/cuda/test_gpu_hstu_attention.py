@@ -158,8 +158,9 @@ def test_softmax_refuses_a_negative_alpha() -> None:
         case.forward()
 
 
-def test_nothing() -> None:
-    case = GpuAttention([0, 0], 1, 64, "float16", "causal")
+@pytest.mark.parametrize("form", get_args(Form))
+def test_nothing(form: Form) -> None:
+    case = GpuAttention([0, 0], 1, 64, "float16", "causal", form=form)
     case.make_plan()
     assert case.gradients().numel() == 0
     assert case.forward().numel() == 0

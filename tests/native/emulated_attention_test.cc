@@ -413,6 +413,7 @@ int main() {
   Check<Bfloat16>({{70, 130}, 1, 64}, Mask::kParts, 25, {60, true, false, true});
   Check<__half>({{130}, 1, 128}, Mask::kCausal, 26, {60, true, false, true});
   Check<Bfloat16>({{97, 64}, 1, 256}, Mask::kParts, 27, {0, true, false, true});
+  Check<__half>({{0, 0}, 1, 64}, Mask::kCausal, 28, softmax);
   CheckFarApart();
   CheckNeighbours(64, true);
   CheckNeighbours(256, true);

@@ -41,7 +41,7 @@ struct GmetaHstuBias {
   const void* time_map;  // written by gmeta_hstu_time_map
 };
 
-// Makes the weights a softmax. alpha is 0 at least, and there are q and k.
+// Makes the weights a softmax. alpha is at least 0, and there are q and k.
 struct GmetaSoftmax {
   // (heads, tokens): log2 sum_j exp(x_ij). The forward pass writes it, the gradients read it.
   float* log_sums;

@@ -63,8 +63,8 @@ inline bool IsScored(const GmetaHstuAttention& a) { return a.q.data != nullptr; 
 // tiny number takes the place of 0, and 1 if there are no scores.
 inline float AlphaOf(const GmetaHstuAttention& a) {
   if (!IsScored(a)) return 1.0f;
-  const bool may_be_zero = a.bias == nullptr && a.softmax == nullptr;
-  return may_be_zero || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
+  if (a.softmax != nullptr) return std::max(a.alpha, 0x1p-100f);
+  return a.bias == nullptr || a.alpha != 0.0f ? a.alpha : 0x1p-100f;
 }
 
 // Returns what the kernels need of an attention's bias; empty if there is none.
@@ -113,7 +113,9 @@ void Dispatch(const GmetaHstuAttention& a, const Launch& launch) {
 // heads.
 template <class Launch>
 void DispatchSoftmax(const GmetaHstuAttention& a, const Launch& launch) {
-  Require(IsScored(a), "hstu attention: softmax needs q and k, not the bias alone");
+  // Tensors without tokens have no data.
+  Require(a.tokens == 0 || a.heads == 0 || IsScored(a),
+          "hstu attention: softmax needs q and k, not the bias alone");
   Require(a.alpha >= 0.0f,
           "hstu attention: softmax takes an alpha of at least 0, got " + std::to_string(a.alpha));
   Dispatch(a, [&](auto type, auto width, auto is_biased, auto is_scored) {

@@ -55,7 +55,7 @@ GMETA_ALWAYS_INLINE void BackwardHead(const Inputs& in, const float* of_out, con
     float log_sums[kRows], products[kRows];  // unused without softmax
     if constexpr (kWeights == Weights::kSoftmax) {
       for (int at = 0; at < std::min(kRows, unit.length - first); ++at) {
-        log_sums[at] = kLn2 * in.LogSums(unit.begin, unit.head)[first + at];
+        log_sums[at] = in.LogSums(unit.begin, unit.head)[first + at];
         products[at] = OutputProduct(in, of_out, unit, first + at);
       }
     }

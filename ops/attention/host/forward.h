@@ -55,7 +55,7 @@ GMETA_ALWAYS_INLINE void ForwardHead(const Inputs& in, const Unit& unit, float* 
       float* const log_sums = in.LogSums(unit.begin, unit.head) + first;
       for (int at = 0; at < std::min(kRows, unit.length - first); ++at) {
         Multiply(work->out.data() + at * width, width, 1.0f / softmax[at].sum);
-        log_sums[at] = (softmax[at].base + std::log(softmax[at].sum)) / kLn2;
+        log_sums[at] = softmax[at].base + std::log(softmax[at].sum);
       }
     }
     Unpack(work->out.data(), unit, first, std::min(kRows, unit.length - first), in.heads, in.values,

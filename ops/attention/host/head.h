@@ -25,8 +25,6 @@ inline int RoundUp(int x, int to) { return (x + to - 1) / to * to; }
 // What the weights are: the bias alone, the SiLU of scores, or the softmax of a row's scores.
 enum class Weights { kBias, kSilu, kSoftmax };
 
-inline constexpr float kLn2 = 0.6931471805599453f;
-
 // The inputs of a call. q and k are null for attention by the bias alone.
 struct Inputs {
   const float* q;

@@ -112,9 +112,11 @@ struct RowSoftmax {
     float found = base;
     for (int lane = 0; lane < W; ++lane) found = std::max(found, greatest[lane]);
     const float by = found == base ? 1.0f : std::exp(base - found);
+    // A row that has seen nothing above minus infinity has no base yet.
+    const float from = std::isinf(found) && found < 0.0f ? 0.0f : found;
     Floats<W> sums{};
     for (int c = 0; c < width; c += W) {
-      const Floats<W> weight = Exp<W>(Load<W>(scores + c) - found);
+      const Floats<W> weight = Exp<W>(Load<W>(scores + c) - from);
       const Floats<W> seen = all ? weight : Masked<W>(weight, visible, row, column + c);
       sums += seen;
       Store<W>(scores + c, seen);
@@ -125,15 +127,16 @@ struct RowSoftmax {
   }
 };
 
-// Does what WeighBack does, for softmax: `log_sum` is the logarithm of the row's sum, `product`
-// that of its output and the output's gradient.
+// Does what WeighBack does, for softmax: `log_sum` is the natural logarithm of the row's sum,
+// `product` that of its output and the output's gradient.
 template <int W>
 GMETA_ALWAYS_INLINE void WeighBackSoftmax(float* scores, float* of_weights, int width,
                                           const Visible& visible, int row, int column,
                                           float log_sum, float product) {
   const bool all = SeesAll(visible, {column, column + width});
   for (int c = 0; c < width; c += W) {
-    const Floats<W> weight = Exp<W>(Load<W>(scores + c) - log_sum);
+    const Floats<W> none{}, x = Load<W>(scores + c) - log_sum;
+    const Floats<W> weight = Exp<W>(x < none ? x : none);  // at most 1, however x was rounded
     const Floats<W> of_score = weight * (Load<W>(of_weights + c) - product);
     Store<W>(scores + c, all ? weight : Masked<W>(weight, visible, row, column + c));
     Store<W>(of_weights + c, all ? of_score : Masked<W>(of_score, visible, row, column + c));

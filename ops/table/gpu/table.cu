@@ -386,7 +386,10 @@ void GpuTable::RunUpdate(const int64_t* keys, int64_t n, const int32_t* count,
     batch.rare_no_more = cools ? rare_no_more_.as<int64_t>() : nullptr;
     LaunchUpdate(batch, options_.optimizer, learning_rate, step_, vector, stream);
   });
-  if (cools) PromoteListed(static_cast<uint64_t>(n), stream);
+  if (cools) {
+    PromoteListed(static_cast<uint64_t>(n), stream);
+    since_moved_ += static_cast<uint64_t>(n);  // an answer on its way doesn't count them
+  }
 }
 
 void GpuTable::Clear() {

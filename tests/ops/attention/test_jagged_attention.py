@@ -144,6 +144,22 @@ def test_what_softmax_does_not_take_is_refused(settings_, words):
         hstu_attention(q, k, v, tf.constant(offsets), visible, scale=1, **settings_)
 
 
+@pytest.mark.parametrize(("farthest", "size"), [(80, 1.0), (None, 300.0)])
+def test_softmax_takes_biases_of_minus_infinity_and_large_scores(farthest, size):
+    """Blocks of columns in which a row has no weight, and scores that differ by more than exp can hold."""
+    arrays, upstream, offsets, visible, _, _ = drawn(4, [(0, 200, 0), (0, 70, 0)], 1, 4, 4, AttentionMask())
+    arrays = (size * arrays[0], *arrays[1:])
+    bias = None
+    if farthest is not None:
+        distances = np.arange(-199, 200)
+        bias = RelativeBias(positions=np.where(np.abs(distances) > farthest, -np.inf, 0.1))
+    wanted = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float64, "softmax")
+    found = run(hstu_attention, arrays, upstream, offsets, visible, bias, tf.float32, "softmax")
+    for got, want in zip(found, wanted, strict=True):
+        assert np.isfinite(want).all()
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-3 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("positions", [None, 6])
 def test_attention_by_the_bias_alone(positions):
     (_, _, v), upstream, offsets, visible, matrices, bias = drawn(

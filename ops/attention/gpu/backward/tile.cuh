@@ -103,8 +103,8 @@ __device__ __forceinline__ void Differentiate(float half, const float* scores, f
   }
 }
 
-// Computes P = exp(x - L) and dS = P (dP - D), rounded, of half of a block's numbers, where factor
-// * scores is x, and L, times 1 / ln 2. `own` are the thread's two rows, if own tokens are rows.
+// Computes P = exp(x - L) and dS = P (dP - D), rounded, of half of a block's numbers. factor *
+// scores is x / ln 2, and L is to base 2. `own` are the thread's two rows, if own tokens are rows.
 // With kOfBias, dS takes the place of the products, too.
 template <class P>
 __device__ __forceinline__ void DifferentiateSoftmax(

@@ -14,7 +14,7 @@
 // rows that agree with the digits found so far, and half rows separately, since they charge less.
 // The last block of a shard that ends the pass adds the counts up from the highest digit on. The
 // digit at which the load first exceeds the low mark is that of the last victim. All shards take a
-// pass together. A pass reads eight bytes a row, mostly from the second cache, and passes with
+// pass together. A pass reads nine bytes a row, mostly from the second cache, and passes with
 // nothing left to find end at once.
 //
 // Expired rows are victims, whatever their rank, and don't count.
