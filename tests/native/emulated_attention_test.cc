@@ -311,7 +311,7 @@ double Distance(const vector<T>& found, const vector<double>& expected) {
   for (size_t i = 0; i < expected.size(); ++i) {
     apart += std::pow(float(found[i]) - expected[i], 2), all += std::pow(expected[i], 2);
   }
-  return std::sqrt(apart / all);
+  return all == 0 ? std::sqrt(apart) : std::sqrt(apart / all);
 }
 
 template <class T>
