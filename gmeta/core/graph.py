@@ -56,10 +56,10 @@ def hold(tensors: Any, until: Sequence[Any]) -> Any:
 
 
 def hold_gradients(gradients: Any, until: Sequence[Any]) -> Any:
-    """Return the same gradients as `hold` does, but matrices and vectors of floats by one op.
+    """Return the same gradients, as `hold` does, but let one op return all matrices and vectors of floats.
 
-    All must be computed in one place. One op starts sooner than many. And TensorFlow swaps an identity with a
-    cast before it, so that casts would wait too; it doesn't swap this op.
+    All gradients must be computed on one device. One op starts sooner than many. TensorFlow also moves a cast
+    behind an identity that follows it, so that the cast would wait too; it moves none behind this op.
 
     Args:
       gradients: Any nested structure of gradients; it may contain None and `tf.IndexedSlices`.
@@ -67,12 +67,11 @@ def hold_gradients(gradients: Any, until: Sequence[Any]) -> Any:
     """
     flat = tf.nest.flatten(gradients, expand_composites=True)
     joined = [each for each in flat if _is_numbers(each)]
+    rest = hold([None if _is_numbers(each) else each for each in flat], until)
     with tf.control_dependencies(list(until)):
-        held = iter(tf.identity_n(joined) if joined else [])
-        flat = [
-            next(held) if _is_numbers(each) else None if each is None else tf.identity(each) for each in flat
-        ]
-    return tf.nest.pack_sequence_as(gradients, flat, expand_composites=True)
+        together = iter(tf.identity_n(joined) if joined else [])
+    held = [next(together) if _is_numbers(each) else other for each, other in zip(flat, rest, strict=True)]
+    return tf.nest.pack_sequence_as(gradients, held, expand_composites=True)
 
 
 def _is_numbers(tensor: tf.Tensor | None) -> bool:

@@ -94,7 +94,8 @@ def hstu_attention(
       v: (total, heads, dv).
       offsets: (batch + 1,) int64, where sequences begin and end.
       visible: (total, 3) int32, from `AttentionMask.visible`.
-      scale: s, a constant such as 1/n; 1 is usual with softmax.
+      scale: s, a constant such as 1/n; 1 is usual with softmax. In float16, softmax loses digits of its
+        gradient if s makes outputs subnormal.
       alpha: α, the factor of the scores; 1 in the research form, 1/√d in the production form and with
         softmax, where it must be at least 0.
       bias: The bias to add to the scores; None: no bias.

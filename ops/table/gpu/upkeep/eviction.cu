@@ -60,10 +60,9 @@ uint64_t GpuTable::Evict(int64_t at, uint64_t turns, cudaStream_t stream) {
 }
 
 void GpuTable::EvictFor(const int64_t* keys, int64_t n, cudaStream_t stream) {
-  // Usually no shard is full; then the batch needn't wait.
   if (!policies_.evict()) return;
   NoteAnswer();
-  if (!policies_.MayBeFull(0)) return;
+  if (!policies_.MayBeFull(0)) return;  // then the batch needn't wait
   CheckCuda(cudaMemsetAsync(counters()->shards_met, 0, sizeof counters()->shards_met, stream),
             "clearing a counter");
   Launch(MeetShards, BlocksOf(n), kBlockThreads, 0, stream, "finding a batch's shards", keys,
