@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import tensorflow as tf
@@ -341,6 +342,23 @@ def lift_variables() -> Iterator[None]:
         # The hook that records variables belongs to the function's graph; another graph has none.
         with tf.Graph().as_default(), context.eager_mode():
             yield
+
+
+def read_where_it_is(variable: tf.Variable) -> tf.Variable:
+    """Make ``variable.numpy()`` read the variable on its own device.
+
+    TensorFlow's method copies the value to the current device first, and waits for that. If the variable is
+    in host memory and the device a GPU, reading it between two steps takes a third of a millisecond.
+
+    Returns:
+      The variable.
+    """
+    variable.numpy = MethodType(_read_there, variable)
+    return variable
+
+
+def _read_there(variable: tf.Variable) -> Any:
+    return variable.value().numpy()
 
 
 # Runs a function so that its gradient recomputes the intermediate results instead of keeping them.

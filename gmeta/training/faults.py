@@ -16,7 +16,14 @@ from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, NotFiniteError
 from gmeta.core.graph import hold, keep_whole
 from gmeta.layers.embedding.table_weights import tables_of
-from gmeta.ops.table.finite import ADVICE, ROWS_ADVICE, NamedGradient, describe_bad, describe_bad_rows
+from gmeta.ops.table.finite import (
+    ADVICE,
+    ROWS_ADVICE,
+    NamedGradient,
+    check_gradients,
+    describe_bad_rows,
+    if_unsound,
+)
 
 # Matches the error message of ``ops/merge_keys/kernels.cc``.
 _REFUSAL = re.compile(r"feature '[^'\n]*': id (?P<id>-?\d+) at position .*? takes any id")
@@ -222,7 +229,7 @@ class NanGuard:
             return tf.constant(True)
         self._skips = skips
         several = collectives.world().size > 1
-        told = tf.constant("") if skips else describe_bad(gradients, samples if several else 1.0)
+        check = check_gradients([] if skips else gradients, samples if several else 1.0)
         parts = tf.nest.flatten(data, expand_composites=True)
         parts = [part for part in parts if part is not None]
         form = tf.nest.map_structure(
@@ -244,7 +251,7 @@ class NanGuard:
             return guard._look_at_loss(batch) if not sound else guard._note_gradient(told)
 
         def bad() -> tf.Tensor:
-            passes = tf.ensure_shape(tf.py_function(look, [sound, told, *parts], tf.bool), [])
+            passes = tf.ensure_shape(tf.py_function(look, [sound, check.bad, *parts], tf.bool), [])
             if several:  # others would wait for this rank
                 return passes
             return hold(passes, refusal(passes, tf.reshape(~passes, [1])))
@@ -253,9 +260,10 @@ class NanGuard:
         if several:
             sound |= tf.equal(tf.cast(samples, tf.float32), 0.0)
         with tf.device("CPU:0"):  # the branches handle strings, for which a GPU has no kernels
-            verdict = tf.cond(sound & tf.equal(told, ""), lambda: tf.constant(True), bad)
+            verdict = tf.cond(sound & tf.equal(check.bad, ""), lambda: tf.constant(True), bad)
+            quick = sound & check.sound
         keep_whole(verdict)  # instead of a switch for each part of the batch
-        return verdict
+        return if_unsound(quick, lambda: tf.identity(verdict))
 
     def _look_at_loss(self, data: Any) -> bool:
         try:

@@ -15,7 +15,7 @@ from gmeta.core.graph import hold, hold_gradients, lift_variables
 from gmeta.core.schedules import OneCycle, Warmup
 from gmeta.core.step import StepCallback
 from gmeta.layers.exchange.recorded_lookups import RecordedLookups, RowGradients, TableGradient
-from gmeta.ops.table.finite import NamedGradient, describe_bad, refuse_bad
+from gmeta.ops.table.finite import NamedGradient, check_gradients, refuse_bad
 from gmeta.training.compile_settings import LossScale, check_shard_optimizer
 from gmeta.training.dense_updates import OptimizerShards, ShardedStep, UpdatesJoined
 from gmeta.training.faults import refusal
@@ -190,7 +190,7 @@ class JointOptimizer:
         if self._raises and not self._skips_bad_steps:  # no guard has checked these gradients
             named = [*NamedGradient.of_weights(dense, variables), *lookups.named(rows)]
             if ranks > 1:  # on which all must end together
-                allowed = tf.equal(describe_bad(named, count), "")
+                allowed = check_gradients(named, count).passes()
             else:
                 dense, rows = refuse_bad(named, [dense, rows])
         self.apply_gradients(dense, variables, lookups, rows, count, allowed)
@@ -320,22 +320,25 @@ class JointOptimizer:
             if self._skips_bad_steps:  # ranks have different gradients, and must decide alike
                 finite = finite & shard.all_finite(gradients)
         pairs = list(zip(gradients, variables, strict=True))
+        rate = rate_of_next_step(
+            self.optimizer
+        )  # read now: tables need it in host memory, a wait for the GPU
         # If the data set has run out, the step must end before it is counted. It ends where an op uses the
         # data, and counting uses none, so let counting wait for the gradients.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):
-            self._step_on(pairs, tables, finite, shard)
+            self._step_on(pairs, tables, rate, finite, shard)
 
     def _step_on(
         self,
         pairs: Sequence[tuple[Gradient, tf.Variable]],
         tables: Sequence[TableGradient],
+        rate: tf.Tensor,
         finite: tf.Tensor | None,
         shard: ShardedStep | None,
     ) -> None:
         if pairs and hasattr(self.optimizer, "build"):  # its slots
             with lift_variables():
                 self.optimizer.build([variable for _, variable in pairs])
-        rate = rate_of_next_step(self.optimizer)  # read now, so that tables needn't wait for the dense step
         if not self._skips_bad_steps:
             self._step_dense(pairs, tables, shard)
             _update(tables, rate)

@@ -147,6 +147,9 @@ def state_of(gradients: Sequence[Gradient], allowed: tf.Tensor) -> tf.Tensor:
       gradients: The gradients of one rank that are to be checked.
       allowed: Whether a step may be made otherwise, () bool, as returned by `NanGuard.finite`.
     """
+    if not gradients:
+        with tf.device("CPU:0"):  # which is where `allowed` is, and where the state is needed
+            return tf.where(allowed, SOUND, REFUSED)
     return tf.where(allowed, tf.where(all_finite(gradients), SOUND, NOT_FINITE), REFUSED)
 
 

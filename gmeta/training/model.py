@@ -12,7 +12,7 @@ from tf_keras.src.engine import functional
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
-from gmeta.core.graph import collect_ops, shapes_on_host
+from gmeta.core.graph import collect_ops, read_where_it_is, shapes_on_host
 from gmeta.core.keras import refuse_keras_3
 from gmeta.core.step import mark_end, step_context, upstream_of, within_step
 from gmeta.layers import EmbeddingCollection, record_lookups
@@ -26,7 +26,7 @@ from gmeta.training.pipeline import Pipeline, check_pipeline, step_number
 from gmeta.training.rank_loops import RunsOnRanks
 from gmeta.training.rank_steps import RankNotes, rank_step
 from gmeta.training.saves_tables import SavesTables
-from gmeta.training.steps_ahead import Queue, StepsAhead
+from gmeta.training.steps_ahead import Queue, QuickCalls, StepsAhead
 from gmeta.training.table_rule import check_rule, follow
 from gmeta.training.windows import Windows, column_keys, count_units, take_units
 
@@ -123,6 +123,8 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
     _extra_pass = False
 
     train_function: Any
+    test_function: Any
+    predict_function: Any
     gradients_part = "backward"
     """The part of a step that computes the gradients, for `gmeta.callbacks.StepTimes`."""
 
@@ -391,16 +393,27 @@ class Model(SavesTables, RunsOnRanks, tf.keras.Model):
         if self.train_function is not None and not force:
             return super().make_train_function()
         if self._pipeline.depth == 0:
-            made = super().make_train_function(force)
+            made = QuickCalls.of(super().make_train_function(force))
         else:
             self._follow_late()
             made = StepsAhead(self, self._pipeline.depth, self._queue)
         self.train_function = self._own_step.watch(made)
         return self.train_function
 
+    def make_test_function(self, force: bool = False) -> Any:
+        """Call `tf.keras.Model.make_test_function`."""
+        self.test_function = QuickCalls.of(super().make_test_function(force))
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Call `tf.keras.Model.make_predict_function`."""
+        self.predict_function = QuickCalls.of(super().make_predict_function(force))
+        return self.predict_function
+
     def _configure_steps_per_execution(self, steps: int) -> None:
         with tf.device("CPU:0"):  # Keras reads this number before each step, and on a GPU waits for the last
             super()._configure_steps_per_execution(steps)
+        read_where_it_is(self._steps_per_execution)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Call `compile` with the result of `get_compile_config`."""

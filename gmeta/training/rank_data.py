@@ -22,8 +22,11 @@ from tf_keras.src.engine import data_adapter
 from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import empty_batch, part_of
 from gmeta.core.errors import ConfigError
+from gmeta.core.native import load_op_library
+from gmeta.core.position import position_of
 from gmeta.core.shares import Shares
 from gmeta.core.step import StepCallback
+from gmeta.ops.device import compute_place
 
 _OFF = tf.data.experimental.AutoShardPolicy.OFF
 _BATCH = 32  # samples, Keras' default
@@ -103,6 +106,31 @@ def rank_dataset(
         dataset, digest = _with_digest(dataset)
         dataset = part_of(dataset, shares)
     return RankData(in_lockstep(dataset, steps), digest)
+
+
+def near_gpu(data: Any) -> Any:
+    """Return a data set whose batches are in pinned memory, if this process computes on a GPU.
+
+    Copies of batches to the GPU then stop neither the host nor the GPU. One batch more is prepared ahead,
+    unless a position counts the batches that were taken. Strings stay where they are, and so does anything
+    other than a data set.
+    """
+    if compute_place() == "cpu" or not isinstance(data, tf.data.Dataset):
+        return data
+
+    @tf.autograph.experimental.do_not_convert
+    def copy(*element: Any) -> Any:
+        copied = tf.nest.map_structure(_near_gpu, element, expand_composites=True)
+        return copied if isinstance(data.element_spec, tuple) else copied[0]
+
+    copied = data.map(copy)
+    return copied.prefetch(1) if position_of(data) is None else copied
+
+
+def _near_gpu(column: Any) -> Any:
+    if tf.is_tensor(column) and (column.dtype.is_floating or column.dtype.is_integer or column.dtype.is_bool):
+        return load_op_library("ops").gmeta_near_gpu(column=column)
+    return column
 
 
 def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.Dataset:

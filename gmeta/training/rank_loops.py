@@ -22,7 +22,7 @@ from gmeta.core.step import StepCallback
 from gmeta.layers.embedding.table_weights import tables_of
 from gmeta.training.faults import NanGuard, name_bad_ids
 from gmeta.training.joint_optimizer import JointOptimizer
-from gmeta.training.rank_data import RankData, SameElements, rank_dataset
+from gmeta.training.rank_data import RankData, SameElements, near_gpu, rank_dataset
 from gmeta.training.rank_steps import RankNotes, merge_over_ranks, rank_step, start_together
 from gmeta.training.table_rule import follow_late
 
@@ -164,6 +164,7 @@ class RunsOnRanks:
         if collectives.world().shares.total > 1:
             self._assert_compile_was_called()  # type: ignore[attr-defined]
             own = self._fit_on_ranks(own)
+        own["x"] = near_gpu(own["x"])
         own = self._with_class_weight(own)
         own["callbacks"] = self._with_callbacks(own["callbacks"])
         self._warn_of_trainable()

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.graph import hold
+from gmeta.core.graph import hold, read_where_it_is
 from gmeta.core.keras import submodules
 from gmeta.layers import EmbeddingCollection
 from gmeta.layers.embedding.table_weights import tables_of
@@ -269,4 +269,4 @@ class RankNotes:
         with tf.device("CPU:0"):  # read between two steps, which needn't wait for a GPU
             self.seen = tf.Variable(0, dtype=tf.int64, trainable=False, name="samples_seen")
             self.stop_asked = tf.Variable(False, trainable=False, name="stop_asked")
-            self.stop_agreed = tf.Variable(False, trainable=False, name="stop_agreed")
+            self.stop_agreed = read_where_it_is(tf.Variable(False, trainable=False, name="stop_agreed"))

@@ -266,8 +266,44 @@ class StepsAhead:
         return request
 
 
+# Calls without the search for the trace, which are also those of a model that fetches nothing ahead.
+
+
+class QuickCalls:
+    """A train, test or predict function of Keras that finds its trace once for each iterator.
+
+    At each call of a `tf.function`, TensorFlow hashes and compares the types of an iterator's columns to find
+    the trace, in Python and while a GPU has nothing to do: 0.4 ms for 20 columns, longer than many a step's
+    kernels. The types of one iterator don't change, so from its second call on, the trace is the same.
+
+    Args:
+      function: A `tf.function` of an iterator.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._iterator: Callable[[], Any] = lambda: None
+        self._call: Function | None = None
+
+    @classmethod
+    def of(cls, function: Any) -> Function:
+        """Return the quick form of a function; functions without traces have none."""
+        return cls(function) if hasattr(function, "get_concrete_function") else function
+
+    def __call__(self, iterator: Any) -> Any:
+        """Call the function."""
+        if self._iterator() is not iterator:
+            self._iterator, self._call = weakref.ref(iterator), None
+            return self._function(iterator)
+        if tf.config.functions_run_eagerly():
+            return self._function(iterator)
+        if self._call is None:
+            self._call = _quick(self._function.get_concrete_function(iterator))
+        return self._call(iterator)
+
+
 def _quick(concrete: Any) -> Function:
-    """Return a function that calls a concrete one without a check of each argument, which takes 20 µs."""
+    """Return a function that calls a concrete one without a check of each argument."""
 
     def call(iterator: Any, *tensors: tf.Tensor) -> Any:
         handles = tf.nest.flatten(iterator, expand_composites=True)

@@ -67,6 +67,8 @@ class NcclLane {
  public:
   static constexpr std::chrono::microseconds kLook{50};  // before another thread waits
   static constexpr std::chrono::microseconds kYield{500};
+  static constexpr std::chrono::microseconds kNap{20}, kLongNap{500};
+  static constexpr milliseconds kShort{20};    // until an exchange is a long one
   static constexpr milliseconds kWatch{50};    // between two checks of the other ranks
   static constexpr milliseconds kGrace{1000};  // for a collective that a lost rank may have ended
 
@@ -198,28 +200,43 @@ class NcclLane {
 
   bool Wait(bool may_sleep) {
     while (true) {
-      int32_t happened = 0;
-      if (std::string why = Cuda(gmeta_gpu_lane_query(ended_, &happened)); !why.empty()) {
-        return Fail(why, Here());
-      }
-      if (happened) {
+      const Clock::time_point now = Clock::now();
+      bool has_ended = false;
+      if (std::string why = See(now, &has_ended); !why.empty()) return Fail(why, Here());
+      if (has_ended) {
         phase_ = Phase::kIdle;
         return true;
       }
-      const Clock::time_point now = Clock::now();
-      const auto waited = now - queued_;
-      if (waited >= kLook && !may_sleep) return false;
+      if (now - queued_ >= kLook && !may_sleep) return false;
       if (now - watched_ >= kWatch) {
         watched_ = now;
         if (Watch(now)) return true;
       }
+      // The exchange begins when the GPU is ready, perhaps after a long computation, and may be
+      // short.
+      const auto waited = now - (is_ready_ ? ready_at_ : queued_);
       if (waited < kYield) {
         sched_yield();
       } else {
-        std::this_thread::sleep_for(waited < milliseconds(20) ? std::chrono::microseconds(20)
-                                                              : std::chrono::microseconds(500));
+        std::this_thread::sleep_for(!is_ready_ || waited < kShort ? kNap : kLongNap);
       }
     }
+  }
+
+  // Looks at the next event only: a look keeps other threads from starting kernels.
+  std::string See(Clock::time_point now, bool* has_ended) {
+    int32_t happened = 0;
+    std::string why;
+    if (!is_ready_) {
+      why = Cuda(gmeta_gpu_lane_query(ready_, &happened));
+      is_ready_ = happened != 0;
+      ready_at_ = now;
+    }
+    if (is_ready_ && why.empty()) {
+      why = Cuda(gmeta_gpu_lane_query(ended_, &happened));
+      *has_ended = happened != 0;
+    }
+    return why;
   }
 
   // Checks whether the collective can still end; returns whether it has failed.
@@ -236,14 +253,6 @@ class NcclLane {
       lost_at_ = now;
     } else if (now - lost_at_ >= kGrace) {
       return Fail(lost_, Here());
-    }
-    if (!is_ready_) {
-      int32_t happened = 0;
-      if (std::string why = Cuda(gmeta_gpu_lane_query(ready_, &happened)); !why.empty()) {
-        return Fail(why, Here());
-      }
-      is_ready_ = happened != 0;
-      ready_at_ = now;
     }
     if (patience_.count() == 0) return false;
     if (!has_told_ && now - ready_at_ >= patience_ / 2) {

@@ -263,14 +263,15 @@ def by_key(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
 
 def present(came: OwnedGradient) -> OwnedGradient:
     """Drop the rows of negative zeros."""
-    negative_zero = tf.constant(_NEGATIVE_ZERO.view(np.int32))
+    # TensorFlow compares int32 in host memory, but uint32 where it is.
+    negative_zero = tf.constant(_NEGATIVE_ZERO.view(np.uint32))
 
     def some() -> OwnedGradient:
-        present = tf.reduce_any(tf.bitcast(came.values, tf.int32) != negative_zero, axis=1)
+        present = tf.reduce_any(tf.bitcast(came.values, tf.uint32) != negative_zero, axis=1)
         return OwnedGradient(tf.boolean_mask(came.keys, present), tf.boolean_mask(came.values, present))
 
     # Usually no gradient is missing. Each row's first number shows that without a pass over all numbers.
-    missing = tf.reduce_any(tf.bitcast(came.values[:, 0], tf.int32) == negative_zero)
+    missing = tf.reduce_any(tf.bitcast(came.values[:, 0], tf.uint32) == negative_zero)
     return OwnedGradient(*tf.cond(missing, some, lambda: came))
 
 

@@ -60,22 +60,48 @@ class NamedGradient(NamedTuple):
         ]
 
 
-def describe_bad(gradients: Sequence[NamedGradient], samples: tf.Tensor | float = 1.0) -> tf.Tensor:
-    """Describe which gradients aren't finite, () string; the result is empty if all are.
+class GradientCheck(NamedTuple):
+    """Whether gradients are finite, in host memory.
+
+    Attributes:
+      sound: () bool: whether all sums of squares are finite, and therefore all numbers. It is known first.
+      bad: () string: which gradients aren't finite; empty if all are.
+    """
+
+    sound: tf.Tensor
+    bad: tf.Tensor
+
+    def passes(self) -> tf.Tensor:
+        """Return whether all gradients are finite, () bool."""
+        return if_unsound(self.sound, lambda: tf.equal(self.bad, ""))
+
+
+def if_unsound(sound: tf.Tensor, verdict: Callable[[], tf.Tensor]) -> tf.Tensor:
+    """Return True where ``sound``, else the verdict, () bool in host memory.
+
+    A graph doesn't wait for the verdict's inputs if ``sound``: its merge passes on the first value.
+    """
+    with tf.device("CPU:0"):
+        return tf.cond(sound, lambda: tf.constant(True), verdict)
+
+
+def check_gradients(gradients: Sequence[NamedGradient], samples: tf.Tensor | float = 1.0) -> GradientCheck:
+    """Check whether gradients are finite.
 
     Args:
       gradients: The gradients, means over samples.
       samples: The number of samples. The sum over them must be finite; with no samples, it is.
     """
     if not gradients:
-        return tf.constant("")
+        return GradientCheck(tf.constant(True), tf.constant(""))
     squares = tf.stack([_sum_of_squares(each.values) for each in gradients])
     with tf.device("CPU:0"):  # where the result is used
         sound = tf.reduce_all(tf.math.is_finite(squares))
     bad = _find_bad(gradients, samples, sound)
     with tf.device("CPU:0"):
         # The condition too: a GPU would get it, and send it back.
-        return tf.cond(sound, lambda: tf.constant(""), lambda: _describe(gradients, bad))
+        told = tf.cond(sound, lambda: tf.constant(""), lambda: _describe(gradients, bad))
+    return GradientCheck(sound, told)
 
 
 def refuse_bad(gradients: Sequence[NamedGradient], tensors: Any) -> Any:
@@ -91,13 +117,13 @@ def refuse_bad(gradients: Sequence[NamedGradient], tensors: Any) -> Any:
     Raises:
       NotFiniteError: A gradient isn't finite; see `refuse_unless` for the error in graphs.
     """
-    told = describe_bad(gradients)
-    if tf.executing_eagerly() and not told.numpy():
+    check = check_gradients(gradients)
+    if tf.executing_eagerly() and not check.bad.numpy():
         return tensors
     sentence = tf.strings.join(
-        ["the gradient is NaN or infinite for ", told, f", and nothing was updated: {ADVICE}"]
+        ["the gradient is NaN or infinite for ", check.bad, f", and nothing was updated: {ADVICE}"]
     )
-    return refuse_unless(tensors, tf.equal(told, ""), sentence, NotFiniteError)
+    return refuse_unless(tensors, check.passes(), sentence, NotFiniteError)
 
 
 def describe_bad_rows(table: Any) -> str:

@@ -82,6 +82,10 @@ class FollowsModels:
                 else "give this call one"
             )
             raise ConfigError(f"table {self.name!r}: its optimizer has learning_rate=None: {advice}")
+        if not callable(rate) and not tf.is_tensor(rate):
+            # The update takes it from host memory. On a GPU, it would come from there after what is queued.
+            with tf.control_dependencies(None), tf.device("CPU:0"):
+                return tf.cast(rate, tf.float32)
         return tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32)
 
     def is_trained_by(self, trainer: Any) -> bool:

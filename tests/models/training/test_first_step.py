@@ -1,4 +1,9 @@
-"""The first call of `fit` traces the step once, whatever the optimizer and the metrics make in it."""
+"""The first call of `fit` traces the step once, whatever the optimizer and the metrics make in it; later
+calls take that trace.
+"""
+
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -7,6 +12,7 @@ import tensorflow as tf
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
+from gmeta.training.steps_ahead import QuickCalls
 from support.drawn_batches import make_batch
 
 
@@ -71,3 +77,54 @@ def test_a_variable_without_a_gradient_stays_and_has_slots_as_in_keras():
     slots = [v.name for v in model.optimizer.variables if v.shape == [1]]
     assert len(slots) == 4
     assert float(model.idle[0]) == 1 != float(model.used[0])
+
+
+def test_a_function_is_looked_up_once_for_each_iterator():
+    calls = []
+
+    class Counted:
+        def __init__(self):
+            self.function = tf.function(lambda iterator: next(iterator) * 2)
+
+        def __call__(self, iterator):
+            calls.append("whole")
+            return self.function(iterator)
+
+        def get_concrete_function(self, iterator):
+            calls.append("trace")
+            return self.function.get_concrete_function(iterator)
+
+    quick = QuickCalls.of(Counted())
+    for values in ([1, 2, 3, 4], [5, 6]):
+        iterator = iter(tf.data.Dataset.from_tensor_slices(values))
+        assert [int(quick(iterator)) for _ in values] == [2 * value for value in values]
+        with pytest.raises(tf.errors.OutOfRangeError):
+            quick(iterator)
+    assert calls == ["whole", "trace", "whole", "trace"]
+    assert QuickCalls.of(print) is print
+
+
+def test_functions_that_are_made_to_run_eagerly_do_so_at_once():
+    @tf.function
+    def step(iterator):
+        return tf.executing_eagerly(), next(iterator)
+
+    quick, iterator = QuickCalls.of(step), iter(tf.data.Dataset.range(9))
+    first = [quick(iterator)[0] for _ in range(3)]
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert quick(iterator)[0] is True
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert not any(map(bool, [*first, quick(iterator)[0]]))
+
+
+def test_an_iterator_is_not_kept_by_the_function_of_its_steps():
+    quick = QuickCalls.of(tf.function(lambda iterator: next(iterator)))
+    iterator = iter(tf.data.Dataset.range(9))
+    for _ in range(3):
+        quick(iterator)
+    gone = weakref.ref(iterator)
+    del iterator
+    gc.collect()
+    assert gone() is None

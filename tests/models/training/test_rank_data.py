@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError
 from gmeta.core.shares import SHARES, Shares
-from gmeta.training.rank_data import empty_batch, in_lockstep, pad_for_ever, rank_dataset, take_strided
+from gmeta.training import rank_data
+from gmeta.training.rank_data import (
+    empty_batch,
+    in_lockstep,
+    near_gpu,
+    pad_for_ever,
+    rank_dataset,
+    take_strided,
+)
 
 RAGGED = tf.ragged.constant([[1, 2], [], [3], [4, 5, 6], [7]], tf.int64)
 SIGNATURE = (
@@ -138,3 +146,31 @@ def test_one_rank_takes_no_steps_without_samples(monkeypatch):
     on_rank(monkeypatch, 0, 1, total=3)
     data = tf.data.Dataset.range(4).batch(1)
     assert in_lockstep(data) is data
+
+
+@settings(max_examples=4)
+@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=3), whole=st.booleans())
+def test_batches_near_a_gpu_are_the_same(sizes, whole):
+    def batches():
+        for size in sizes:
+            x = {
+                "wide": tf.ones([size, 3]),
+                "tags": tf.ragged.constant([[size]] * size, tf.int64, ragged_rank=1),
+            }
+            yield (x, tf.ones([size])) if whole else x
+
+    data = tf.data.Dataset.from_generator(batches, output_signature=SIGNATURE if whole else SIGNATURE[0])
+    data = data.apply(tf.data.experimental.assert_cardinality(len(sizes)))
+    assert near_gpu(data) is data  # where there is none
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_data, "compute_place", lambda: "gpu")
+        found = near_gpu(data)
+        assert near_gpu(x := np.ones(3)) is x
+        data._gmeta_position = "counts the elements that are taken"
+        assert near_gpu(data)._inputs() == [data]  # takes none ahead
+    assert found.element_spec == data.element_spec
+    assert int(found.cardinality()) == len(sizes)
+    for one, other in zip(found, data, strict=True):
+        pairs = zip(*(tf.nest.flatten(part, expand_composites=True) for part in (one, other)), strict=True)
+        for found_part, part in pairs:
+            np.testing.assert_array_equal(found_part, part)

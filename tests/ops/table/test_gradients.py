@@ -145,6 +145,20 @@ def test_shapes_are_known_in_a_graph():
     assert shapes(tf.zeros([2, 3], tf.int64)).shape == (2, 3, 6)
 
 
+def test_a_rate_that_is_a_number_waits_for_nothing():
+    table = ops.HashTable(2, optimizers.SGD(0.5), initializers.Zeros())
+
+    @tf.function
+    def step(grads):
+        with tf.control_dependencies([tf.exp(grads)]):
+            table.apply_gradients([1, 2], grads)
+
+    operations = step.get_concrete_function(tf.zeros([2, 2])).graph.get_operations()
+    (rate,) = [each.op for op in operations if op.type == "GmetaHashTableUpdate" for each in op.inputs[3:4]]
+    assert (rate.type, list(rate.control_inputs)) == ("Const", [])
+    assert "CPU" in rate.device
+
+
 def test_insert_may_be_a_tensor():
     table = ops.HashTable(2)
 
