@@ -40,9 +40,8 @@ __global__ void __launch_bounds__(kProductsThreads)
       return reinterpret_cast<const uint4*>(of_row)[at];
     };
     const uint4 units[2] = {unit_of(in.of_out), unit_of(in.out)};
-    const T *const of_out = reinterpret_cast<const T*>(&units[0]), *const out =
-                                                                       reinterpret_cast<const T*>(
-                                                                           &units[1]);
+    const auto* const of_out = reinterpret_cast<const T*>(&units[0]);
+    const auto* const out = reinterpret_cast<const T*>(&units[1]);
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) {
       sum = fmaf(static_cast<float>(of_out[i]), static_cast<float>(out[i]), sum);
