@@ -320,9 +320,8 @@ class JointOptimizer:
             if self._skips_bad_steps:  # ranks have different gradients, and must decide alike
                 finite = finite & shard.all_finite(gradients)
         pairs = list(zip(gradients, variables, strict=True))
-        rate = rate_of_next_step(
-            self.optimizer
-        )  # read now: tables need it in host memory, a wait for the GPU
+        # Tables need the rate in host memory. A later read would wait for the GPU.
+        rate = rate_of_next_step(self.optimizer)
         # If the data set has run out, the step must end before it is counted. It ends where an op uses the
         # data, and counting uses none, so let counting wait for the gradients.
         with tf.control_dependencies([*map(_dense_part, gradients), *(part.values for part in tables)]):

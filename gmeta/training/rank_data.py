@@ -23,7 +23,6 @@ from gmeta.core import collectives
 from gmeta.core.collectives.shared_data import empty_batch, part_of
 from gmeta.core.errors import ConfigError
 from gmeta.core.native import load_op_library
-from gmeta.core.position import position_of
 from gmeta.core.shares import Shares
 from gmeta.core.step import StepCallback
 from gmeta.ops.device import compute_place
@@ -111,26 +110,38 @@ def rank_dataset(
 def near_gpu(data: Any) -> Any:
     """Return a data set whose batches are in pinned memory, if this process computes on a GPU.
 
-    Copies of batches to the GPU then stop neither the host nor the GPU. One batch more is prepared ahead,
-    unless a position counts the batches that were taken. Strings stay where they are, and so does anything
-    other than a data set.
+    Copies of batches to the GPU then stop neither the host nor the GPU. Some batches are prepared ahead,
+    unless the options of the data set forbid it by ``inject_prefetch``: a position, which counts the batches
+    that are taken, sets it. Strings stay where they are, and so does anything other than a data set.
     """
     if compute_place() == "cpu" or not isinstance(data, tf.data.Dataset):
         return data
 
     @tf.autograph.experimental.do_not_convert
-    def copy(*element: Any) -> Any:
-        copied = tf.nest.map_structure(_near_gpu, element, expand_composites=True)
-        return copied if isinstance(data.element_spec, tuple) else copied[0]
+    def copy(*parts: Any) -> Any:
+        return tf.nest.map_structure(_near_gpu, _element(data.element_spec, parts), expand_composites=True)
 
     copied = data.map(copy)
-    return copied.prefetch(1) if position_of(data) is None else copied
+    forbidden = data.options().experimental_optimization.inject_prefetch is False
+    return copied if forbidden else copied.prefetch(1)
 
 
 def _near_gpu(column: Any) -> Any:
-    if tf.is_tensor(column) and (column.dtype.is_floating or column.dtype.is_integer or column.dtype.is_bool):
+    if tf.is_tensor(column) and column.dtype in _COPIED:
         return load_op_library("ops").gmeta_near_gpu(column=column)
     return column
+
+
+_COPIED = (
+    tf.bool,
+    *(tf.float16, tf.bfloat16, tf.float32, tf.float64),
+    *(tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+)
+
+
+def _element(spec: Any, parts: tuple[Any, ...]) -> Any:
+    """Return an element from its parts, as `tf.data.Dataset.map` passes it: a plain tuple is unpacked."""
+    return parts if type(spec) is tuple else parts[0]
 
 
 def in_lockstep(dataset: tf.data.Dataset, steps: int | None = None) -> tf.data.Dataset:
@@ -179,9 +190,6 @@ def pad_for_ever(dataset: tf.data.Dataset) -> tf.data.Dataset:
     if not open_parts:
         return dataset.concatenate(empty)
 
-    def element(parts: tuple[Any, ...]) -> Any:
-        return parts if isinstance(spec, tuple) else parts[0]
-
     def remember(shapes: tuple[tf.Tensor, ...], both: tuple[tf.Tensor, Any]) -> Any:
         real, batch = both
         known, parts = list(shapes), tf.nest.flatten(batch)
@@ -192,8 +200,8 @@ def pad_for_ever(dataset: tf.data.Dataset) -> tf.data.Dataset:
             parts[index] = tf.cond(real, functools.partial(tf.identity, found), nothing)
         return tuple(known), tf.nest.pack_sequence_as(batch, parts)
 
-    marked = dataset.map(lambda *parts: (True, element(parts))).concatenate(
-        empty.map(lambda *parts: (False, element(parts)))
+    marked = dataset.map(lambda *parts: (True, _element(spec, parts))).concatenate(
+        empty.map(lambda *parts: (False, _element(spec, parts)))
     )
     none = tf.nest.flatten(empty_batch(spec))
     return marked.scan(tuple(tf.shape(none[index]) for index in open_parts), remember)
@@ -207,25 +215,18 @@ def _with_digest(dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, tf.Variable
     """Return the data set, and a variable that receives the digest of the first element of each iteration."""
     with tf.init_scope(), tf.device("CPU:0"):
         digest = tf.Variable(tf.zeros([2], tf.int64), trainable=False, name="first_element")
-    spec = dataset.element_spec
 
     def note(element: Any) -> tf.Tensor:
         parts = [tf.io.serialize_tensor(part) for part in tf.nest.flatten(element, expand_composites=True)]
         both = tf.strings.to_hash_bucket_strong(tf.strings.join(parts), 1 << 62, key=[17, 4])
         return digest.assign([1, both], read_value=True)
 
-    def pass_on(number: tf.Tensor, *parts: Any) -> Any:
-        element = parts if isinstance(spec, tuple) else parts[0]
+    def pass_on(number: tf.Tensor, element: Any) -> Any:
         first = tf.cond(tf.equal(number, 0), lambda: note(element), lambda: tf.zeros([2], tf.int64))
         with tf.control_dependencies([first]):
             return tf.nest.map_structure(tf.identity, element, expand_composites=True)
 
-    numbered = dataset.enumerate()
-    return numbered.map(lambda number, element: pass_on(number, *_as_tuple(element))), digest
-
-
-def _as_tuple(element: Any) -> tuple[Any, ...]:
-    return element if isinstance(element, tuple) else (element,)
+    return dataset.enumerate().map(pass_on), digest
 
 
 class SameElements(StepCallback):

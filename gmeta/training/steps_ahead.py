@@ -266,40 +266,50 @@ class StepsAhead:
         return request
 
 
-# Calls without the search for the trace, which are also those of a model that fetches nothing ahead.
+# Calls a concrete function without searching for it, also for models that fetch nothing ahead.
 
 
 class QuickCalls:
-    """A train, test or predict function of Keras that finds its trace once for each iterator.
+    """A train, test or predict function of Keras that finds its concrete function once for each iterator.
 
     At each call of a `tf.function`, TensorFlow hashes and compares the types of an iterator's columns to find
-    the trace, in Python and while a GPU has nothing to do: 0.4 ms for 20 columns, longer than many a step's
-    kernels. The types of one iterator don't change, so from its second call on, the trace is the same.
+    the concrete function. It does so in Python, for some tenths of a millisecond in which a GPU has nothing
+    to do. The types of one iterator don't change, so from its second call on, the concrete function is the
+    same.
 
     Args:
-      function: A `tf.function` of an iterator.
+      function: A `tf.function` of an iterator, whose attributes this object has too.
     """
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        self._iterator: Callable[[], Any] = lambda: None
-        self._call: Function | None = None
+        # The last iterator and its concrete function. Threads may call: replaced whole, never changed.
+        self._last: tuple[Callable[[], Any], Function | None] = (lambda: None, None)
 
     @classmethod
     def of(cls, function: Any) -> Function:
-        """Return the quick form of a function; functions without traces have none."""
-        return cls(function) if hasattr(function, "get_concrete_function") else function
+        """Return the quick form of a function; functions that aren't traced have none."""
+        traced = hasattr(function, "get_concrete_function") and not isinstance(function, cls)
+        return cls(function) if traced else function
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_function":  # an object that isn't filled yet, as in a copy
+            raise AttributeError(name)
+        return getattr(self._function, name)
 
     def __call__(self, iterator: Any) -> Any:
         """Call the function."""
-        if self._iterator() is not iterator:
-            self._iterator, self._call = weakref.ref(iterator), None
+        last, call = self._last
+        if last() is not iterator:
+            if isinstance(iterator, tf.data.Iterator):  # Keras takes any other, too
+                self._last = weakref.ref(iterator), None
             return self._function(iterator)
         if tf.config.functions_run_eagerly():
             return self._function(iterator)
-        if self._call is None:
-            self._call = _quick(self._function.get_concrete_function(iterator))
-        return self._call(iterator)
+        if call is None:
+            call = _quick(self._function.get_concrete_function(iterator))
+            self._last = last, call
+        return call(iterator)
 
 
 def _quick(concrete: Any) -> Function:

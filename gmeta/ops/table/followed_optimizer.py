@@ -83,7 +83,7 @@ class FollowsModels:
             )
             raise ConfigError(f"table {self.name!r}: its optimizer has learning_rate=None: {advice}")
         if not callable(rate) and not tf.is_tensor(rate):
-            # The update takes it from host memory. On a GPU, it would come from there after what is queued.
+            # The update reads the rate in host memory. A constant on a GPU would be copied after queued work.
             with tf.control_dependencies(None), tf.device("CPU:0"):
                 return tf.cast(rate, tf.float32)
         return tf.cast(rate(self.step()) if callable(rate) else rate, tf.float32)

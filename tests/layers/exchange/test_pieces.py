@@ -42,3 +42,14 @@ def test_a_dense_gradient_is_of_all_keys_whatever_its_zeros():
     ((owned,),) = exchange.exchange_gradients([sent], [[gradient]])
     np.testing.assert_array_equal(owned.keys, sent.routed.keys[0])
     np.testing.assert_array_equal(owned.values, gradient)
+
+
+def test_missing_gradients_are_looked_for_where_the_gradients_are():
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, 2])])
+    def present(keys, values):
+        return exchange.present(exchange.OwnedGradient(keys, values))
+
+    graph = present.get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    compared = [node.attr["T"].type for node in nodes if node.op in ("Equal", "NotEqual")]
+    assert compared == [tf.uint32.as_datatype_enum] * 2  # a GPU has no kernel for int32 there

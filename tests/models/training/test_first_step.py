@@ -3,6 +3,7 @@ calls take that trace.
 """
 
 import gc
+import threading
 import weakref
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 from gmeta.layers import MLP, EmbeddingCollection, FeatureConfig
 from gmeta.meta import InnerLoop
 from gmeta.models import MetaModel, Model
+from gmeta.training import rank_loops
 from gmeta.training.steps_ahead import QuickCalls
 from support.drawn_batches import make_batch
 
@@ -101,7 +103,42 @@ def test_a_function_is_looked_up_once_for_each_iterator():
         with pytest.raises(tf.errors.OutOfRangeError):
             quick(iterator)
     assert calls == ["whole", "trace", "whole", "trace"]
+    assert [int(quick(iter([value]))) for value in (7, 8)] == [14, 16]  # any iterator, as Keras takes it
     assert QuickCalls.of(print) is print
+    assert QuickCalls.of(quick) is quick
+
+
+def test_a_model_s_functions_are_quick_and_its_data_near_a_gpu(monkeypatch):
+    seen = []
+    monkeypatch.setattr(rank_loops, "near_gpu", lambda data: seen.append(data) or data)
+    model = Model(x := tf.keras.Input([2]), tf.keras.layers.Dense(1)(x))
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((tf.ones([3, 2]), tf.ones([3])))
+    model.fit(data, validation_data=data, verbose=0)
+    model.predict(data, verbose=0)
+    assert seen == [data]
+    for function in (model.train_function, model.test_function, model.predict_function):
+        assert isinstance(function, QuickCalls)
+        assert function.experimental_get_tracing_count() == 1
+
+
+def test_threads_that_share_a_function_get_their_own_answers():
+    quick, errors = QuickCalls.of(tf.function(lambda iterator: next(iterator) * 2)), []
+
+    def work(dtype):
+        try:
+            for _ in range(20):
+                iterator = iter(tf.data.Dataset.range(1, 6, output_type=dtype))
+                assert [float(quick(iterator)) for _ in range(5)] == [2, 4, 6, 8, 10]
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=[dtype]) for dtype in (tf.int64, tf.float32, tf.int64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
 
 
 def test_functions_that_are_made_to_run_eagerly_do_so_at_once():
