@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from gmeta.core import collectives
@@ -18,6 +19,8 @@ from gmeta.metrics.next_item import Retrieval
 from gmeta.models.sequence.catalogue import Catalogue, top_items, top_of_ranking
 from gmeta.ops import Jagged, jagged
 from gmeta.training.model import Model
+
+Ints = npt.NDArray[np.int64]
 
 _ITEMS = "items_"  # before the names of what a file of Keras holds of the catalogue
 
@@ -363,3 +366,39 @@ def but_last(sequences: Jagged) -> Jagged:
     with tf.device("CPU:0"):
         heads = tf.maximum(jagged.lengths(sequences) - 1, 0)
     return jagged.split(sequences, heads)[0]
+
+
+class QueryItems:
+    """Numbers of items that queries have, such as those of histories, to compare with candidates in NumPy."""
+
+    def __init__(self, size: int, splits: Ints, values: Ints) -> None:
+        self._size, self._splits, self._values = size, splits, values
+        owners = np.repeat(np.arange(len(splits) - 1), np.diff(splits))
+        self._keys = np.unique((owners * size + values)[values >= 0])
+
+    @classmethod
+    def of(cls, numbers: tf.RaggedTensor | None, size: int, count: int) -> QueryItems:
+        """Return the numbers of ``count`` queries, -1 if unknown, of a catalogue of ``size`` items."""
+        if numbers is None:
+            return cls(size, np.zeros(count + 1, np.int64), np.zeros(0, np.int64))
+        return cls(size, numbers.row_splits.numpy().astype(np.int64), numbers.values.numpy().astype(np.int64))
+
+    def longest(self, rows: Ints) -> int:
+        """Return how many numbers one of these queries has at most."""
+        return int((self._splits[rows + 1] - self._splits[rows]).max(initial=0))
+
+    def hold(self, rows: Ints, numbers: Ints) -> npt.NDArray[np.bool_]:
+        """Return which numbers (n, m) these queries have."""
+        if not len(self._keys):
+            return np.zeros(numbers.shape, bool)
+        keys = rows[:, np.newaxis] * self._size + numbers
+        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return (self._keys[places] == keys) & (numbers >= 0)
+
+    def padded(self, rows: Ints, mask: npt.NDArray[np.bool_] | None) -> Ints:
+        """Return the numbers of these queries that the mask allows, (n, width), -1 elsewhere."""
+        found = np.full((len(rows), self.longest(rows)), -1, np.int64)
+        for place, row in enumerate(rows if found.shape[1] else []):
+            values = self._values[self._splits[row] : self._splits[row + 1]]
+            found[place, : len(values)] = values if mask is None else np.where(mask[values], values, -1)
+        return found

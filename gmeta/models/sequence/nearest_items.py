@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +28,10 @@ from gmeta.core.files import stage_folder
 from gmeta.core.imports import import_for
 from gmeta.layers import FeatureConfig
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
-
-if TYPE_CHECKING:
-    from gmeta.models.sequence.history_model import HistoryModel
+from gmeta.models.sequence.history_model import HistoryModel, Ints, QueryItems
 
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _FORMAT = "gmeta nearest items"
 _MANIFEST, _INDEX, _VECTORS, _ITEMS = "manifest.json", "index.faiss", "vectors.npy", "items.arrow"
@@ -46,6 +45,8 @@ _FURTHER = 32  # candidates that are scored again besides half as many as the it
 _NUMBERS = 1 << 24  # of candidates' vectors that are gathered at once
 _CLOSE = 1e-5  # of a vector's length: what processors may round differently
 _ROUNDING = 1e-6  # of a score, likewise
+_AGAIN = "the index is stale: build it again by NearestItems.of(model)"
+_FOLLOW = "the index is stale: index.follow(model) updates it"
 
 
 class NearestItems:
@@ -161,10 +162,9 @@ class NearestItems:
         """
         if not hasattr(model, "item_vectors"):
             raise ConfigError(f"{model.name} has no item_vectors: use its own search, `retrieve`")
-        bias, temperature = getattr(model, "scaled_bias", 0.0), getattr(model, "temperature", 1.0)
-        scores: dict[str, Any] = {"bias": float(bias), "scale": 1 / temperature}
+        settings["bias"], settings["scale"] = _bias_and_scale(model)
         vectors = model.item_vectors().numpy()
-        return cls(vectors, _items(model.catalogue), hash=model.feature.hash, **scores, **settings)
+        return cls(vectors, _items(model.catalogue), hash=model.feature.hash, **settings)
 
     def search(
         self, queries: Any, k: int = 10, *, leave_out: Any = None, allow: Any = None, history: Any = None
@@ -248,10 +248,7 @@ class NearestItems:
         return self._ids(numbers), scores * np.float32(self.scale)
 
     def _exact(self, queries: Floats, k: int, allow: tf.Tensor | None) -> tuple[Ints, Floats]:
-        numbers, scores = (
-            np.full((len(queries), k), -1, np.int64),
-            np.full((len(queries), k), -np.inf, np.float32),
-        )
+        numbers, scores = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
         asked = tf.constant(queries)
         for begin in range(0, self.size, _ROWS):  # so that the vectors stay in their file
             some = slice(begin, begin + _ROWS)
@@ -321,27 +318,62 @@ class NearestItems:
         Raises:
           ConfigError: The model has other items, or another vector of an item.
         """
-        again = "the index is stale; build it again by NearestItems.of(model)"
+        for begin, _, far in self._differences(model):
+            if far.any():
+                first = self._ids(np.flatnonzero(far)[:1] + begin)[0]
+                raise ConfigError(f"{model.name}: the vector of item {first!r} has changed: {_FOLLOW}")
+
+    def follow(self, model: HistoryModel) -> int:
+        """Take over the present vectors of a model that has been trained on, or that a delta has updated.
+
+        Compares all vectors, and puts those that have changed into the nearest lists, whose centres stay. If
+        most vectors have changed, measure `recall`: a new index may find more. Other threads may search
+        meanwhile. While it runs, it holds a second copy of the vectors and lists.
+
+        Returns:
+          The number of items whose vectors have changed.
+
+        Raises:
+          ConfigError: The model has other items, or vectors of another width or that aren't finite.
+
+        Example:
+          >>> index.follow(model)  # doctest: +SKIP
+          1374
+        """
+        changed = [(np.flatnonzero(far) + begin, new[far]) for begin, new, far in self._differences(model)]
+        numbers, new = map(np.concatenate, zip(*changed, strict=True))
+        if len(bad := numbers[~np.isfinite(new).all(axis=1)]):
+            raise ConfigError(f"{model.name}: the vector of item {self._ids(bad[:1])[0]!r} isn't finite")
+        faiss, index, vectors = self._faiss, self._index, self._vectors
+        if len(numbers):
+            index, vectors = faiss.clone_index(index), np.array(vectors)
+            vectors[numbers] = new
+            index.remove_ids(numbers)
+            nearest = faiss.IndexFlatL2(index.d)
+            nearest.add(index.quantizer.reconstruct_n(0, index.nlist))
+            _put(faiss, index, nearest, new, numbers)
+        of = _fingerprint(vectors, self.catalogue)
+        self._fill(faiss, index, vectors, self.catalogue, *_bias_and_scale(model), of)
+        return len(numbers)
+
+    def _differences(self, model: HistoryModel) -> Iterator[tuple[int, Floats, Bools]]:
+        """Yield the number of each part's first item, the model's vectors, and which of them are others."""
         own = _items(model.catalogue)
         if np.ndim(own) != np.ndim(_items(self.catalogue)) or not np.array_equal(own, _items(self.catalogue)):
-            raise ConfigError(f"{model.name}: its items are others than those of the index: {again}")
+            raise ConfigError(f"{model.name}: its items are others than those of the index: {_AGAIN}")
         for begin in range(0, self.size, _ROWS):
             numbers = tf.range(begin, min(begin + _ROWS, self.size), dtype=tf.int64)
             vectors, kept = model.item_vectors(numbers).numpy(), self._vectors[begin : begin + _ROWS]
             if vectors.shape != kept.shape:
                 had, has = kept.shape[1], vectors.shape[1]
-                raise ConfigError(f"{model.name}: its vectors have {has} numbers, and not {had}: {again}")
-            far = np.linalg.norm(vectors - kept, axis=1) > _CLOSE * np.linalg.norm(kept, axis=1)
-            if far.any():
-                first = self._ids(np.flatnonzero(far)[:1] + begin)[0]
-                raise ConfigError(f"{model.name}: the vector of item {first!r} has changed: {again}")
+                raise ConfigError(f"{model.name}: its vectors have {has} numbers, and not {had}: {_AGAIN}")
+            near = np.linalg.norm(vectors - kept, axis=1) <= _CLOSE * np.linalg.norm(kept, axis=1)
+            yield begin, vectors, ~near
 
     def _queries(self, queries: Any) -> Floats:
-        found = np.ascontiguousarray(queries, np.float32)
-        if found.ndim != 2 or found.shape[1] != self._vectors.shape[1]:
-            raise ConfigError(
-                f"NearestItems: queries must be (n, {self._vectors.shape[1]}), got the shape {found.shape}"
-            )
+        found, width = np.ascontiguousarray(queries, np.float32), self._vectors.shape[1]
+        if found.ndim != 2 or found.shape[1] != width:
+            raise ConfigError(f"NearestItems: queries must be (n, {width}), got the shape {found.shape}")
         if not np.isfinite(found).all():
             raise ConfigError("NearestItems: queries must be finite, got NaN or infinity")
         return found
@@ -364,7 +396,7 @@ class NearestItems:
         count, mask = len(queries), None if allow is None else np.asarray(allow)
         numbers, scores = np.full((count, k), -1, np.int64), np.full((count, k), -np.inf, np.float32)
         remain = self.size if mask is None else int(mask.sum())
-        left, more = _Pairs.of(leave_out, self.size, count), _Pairs.of(again, self.size, count)
+        left, more = QueryItems.of(leave_out, self.size, count), QueryItems.of(again, self.size, count)
         # Of rare items, as many are scored as of all items without a mask.
         probes = min(self.lists, -(-self._probes * self.size // max(remain, 1)))
         rows = np.arange(count if remain else 0)
@@ -379,20 +411,23 @@ class NearestItems:
             probes = min(self.lists, 4 * probes)
         return numbers, scores
 
-    def _candidates(
-        self, queries: Floats, fetch: int, probes: int, mask: npt.NDArray[np.bool_] | None
-    ) -> Ints:
+    def _candidates(self, queries: Floats, fetch: int, probes: int, mask: Bools | None) -> Ints:
         """Return numbers of items, (n, fetch), -1 where there are fewer."""
         settings = {"nprobe": probes}
         if mask is not None:
             settings["sel"] = self._faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
-        found: Ints = self._index.search(queries, fetch, params=self._faiss.SearchParametersIVF(**settings))[
-            1
-        ]
-        return found
+        how = self._faiss.SearchParametersIVF(**settings)
+        return np.asarray(self._index.search(queries, fetch, params=how)[1])
 
     def _score(
-        self, queries: Floats, rows: Ints, found: Ints, k: int, left: _Pairs, more: _Pairs, bias: float
+        self,
+        queries: Floats,
+        rows: Ints,
+        found: Ints,
+        k: int,
+        left: QueryItems,
+        more: QueryItems,
+        bias: float,
     ) -> tuple[Ints, Floats]:
         """Score candidates exactly; return the k best that aren't left out, and their scores."""
         found = np.sort(found, axis=1)  # of equal scores, the smaller number comes first
@@ -401,50 +436,11 @@ class NearestItems:
         twice = np.zeros(found.shape, bool)
         twice[:, 1:] = found[:, 1:] == found[:, :-1]
         scores[twice | (found < 0) | left.hold(rows, found)] = -np.inf
-        if found.shape[1] < k:
-            rest = [(0, 0), (0, k - found.shape[1])]
-            found, scores = (
-                np.pad(found, rest, constant_values=-1),
-                np.pad(scores, rest, constant_values=-np.inf),
-            )
+        rest = [(0, 0), (0, max(0, k - found.shape[1]))]
+        found, scores = np.pad(found, rest, constant_values=-1), np.pad(scores, rest, constant_values=-np.inf)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         best = np.take_along_axis(scores, order, axis=1)
         return np.where(np.isneginf(best), -1, np.take_along_axis(found, order, axis=1)), best
-
-
-class _Pairs:
-    """Numbers of items that queries have."""
-
-    def __init__(self, size: int, splits: Ints, values: Ints) -> None:
-        self._size, self._splits, self._values = size, splits, values
-        owners = np.repeat(np.arange(len(splits) - 1), np.diff(splits))
-        self._keys = np.unique((owners * size + values)[values >= 0])
-
-    @classmethod
-    def of(cls, numbers: tf.RaggedTensor | None, size: int, count: int) -> _Pairs:
-        if numbers is None:
-            return cls(size, np.zeros(count + 1, np.int64), np.zeros(0, np.int64))
-        return cls(size, numbers.row_splits.numpy().astype(np.int64), numbers.values.numpy().astype(np.int64))
-
-    def longest(self, rows: Ints) -> int:
-        """Return how many numbers one of these queries has at most."""
-        return int((self._splits[rows + 1] - self._splits[rows]).max(initial=0))
-
-    def hold(self, rows: Ints, numbers: Ints) -> npt.NDArray[np.bool_]:
-        """Return which numbers (n, m) these queries have."""
-        if not len(self._keys):
-            return np.zeros(numbers.shape, bool)
-        keys = rows[:, np.newaxis] * self._size + numbers
-        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return (self._keys[places] == keys) & (numbers >= 0)
-
-    def padded(self, rows: Ints, mask: npt.NDArray[np.bool_] | None) -> Ints:
-        """Return the numbers of these queries that the mask allows, (n, width), -1 elsewhere."""
-        found = np.full((len(rows), self.longest(rows)), -1, np.int64)
-        for place, row in enumerate(rows if found.shape[1] else []):
-            values = self._values[self._splits[row] : self._splits[row + 1]]
-            found[place, : len(values)] = values if mask is None else np.where(mask[values], values, -1)
-        return found
 
 
 def _build(faiss: Any, vectors: Floats, lists: int, seed: int) -> Any:
@@ -472,11 +468,20 @@ def _build(faiss: Any, vectors: Floats, lists: int, seed: int) -> Any:
     index.train(sample[:: max(1, len(sample) // _FOR_RANGES)])
     by_product.this.disown()  # it now belongs to the index
     index.quantizer, index.own_fields = by_product, True
-    for begin in range(0, size, _ROWS):
-        rows = np.ascontiguousarray(vectors[begin : begin + _ROWS])
-        places = np.maximum(nearest.search(rows, 1)[1][:, 0], 0)
-        index.add_core(len(rows), faiss.swig_ptr(rows), None, faiss.swig_ptr(places))
+    _put(faiss, index, nearest, vectors, np.arange(size))
     return index
+
+
+def _put(faiss: Any, index: Any, nearest: Any, vectors: Floats, numbers: Ints) -> None:
+    """Put vectors into the lists that ``nearest`` finds."""
+    for begin in range(0, len(vectors), _ROWS):
+        rows, own = (np.ascontiguousarray(each[begin : begin + _ROWS]) for each in (vectors, numbers))
+        places = np.maximum(nearest.search(rows, 1)[1][:, 0], 0)
+        index.add_core(len(rows), *map(faiss.swig_ptr, (rows, own, places)))
+
+
+def _bias_and_scale(model: HistoryModel) -> tuple[float, float]:
+    return float(getattr(model, "scaled_bias", 0.0)), 1 / getattr(model, "temperature", 1.0)
 
 
 def _items(catalogue: Catalogue) -> Any:

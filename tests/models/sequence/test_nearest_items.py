@@ -187,6 +187,56 @@ def test_a_stale_index_is_refused(tmp_path):
         NearestItems.load(tmp_path / "index", model=next_item())
 
 
+def with_vectors(model, vectors):
+    """Give a model other vectors, as a delta does."""
+    model.item_vectors = lambda numbers=None: tf.constant(vectors if numbers is None else vectors[numbers])
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["in memory", "from a file"])
+def test_an_index_follows_its_model_and_is_then_what_a_new_one_is(mapped, tmp_path, monkeypatch):
+    monkeypatch.setattr(nearest_items, "_ROWS", 64)  # several parts
+    model = two_tower()
+    vectors, queries = model.item_vectors().numpy(), clustered(60)[:, :9]
+    given = vectors.copy()
+    index = NearestItems.of(model, lists=6, probes=6)
+    index.save(tmp_path / "index")
+    if mapped:
+        index = NearestItems.load(tmp_path / "index", model=model)
+    assert (index.follow(model), index.fingerprint) == (0, NearestItems.of(model, lists=6).fingerprint)
+    for changed in ([5, 80, 199], range(200)):  # the second time those of the first time too
+        vectors = vectors.copy()
+        vectors[changed] = vectors[changed][:, ::-1]
+        with_vectors(model, vectors)
+        model.temperature /= 2
+        with pytest.raises(
+            ConfigError, match=r"item 5 .* changed.*index\.follow\(model\) updates it|item 0 "
+        ):
+            index.check(model)
+        assert index.follow(model) == len(changed)
+        index.check(model)
+        new = NearestItems.of(model, lists=6, probes=6)
+        assert (index.fingerprint, index.scale) == (new.fingerprint, new.scale)
+        for k in (1, 12, 200):
+            for one, other in zip(index.search(queries, k), new.search(queries, k), strict=True):
+                np.testing.assert_array_equal(one, other)
+        index.save(tmp_path / "again")
+        found = NearestItems.load(tmp_path / "again", model=model).search(queries, 9)
+        np.testing.assert_array_equal(found[0], new.search(queries, 9)[0])
+    np.testing.assert_array_equal(NearestItems.load(tmp_path / "index")._vectors, given)  # as it was
+
+
+def test_an_index_follows_no_other_items_and_no_nan():
+    model = two_tower()
+    index, vectors = NearestItems.of(model, lists=6), model.item_vectors().numpy()
+    with pytest.raises(ConfigError, match=r"its items are others than those of the index: .* build it again"):
+        index.follow(next_item())
+    vectors[7, 2] = np.nan
+    with_vectors(model, vectors)
+    with pytest.raises(ConfigError, match="the vector of item 7 isn't finite"):
+        index.follow(model)
+    assert np.isfinite(index.search(clustered(60)[:, :9], 200)[1]).all()  # as before
+
+
 @pytest.mark.parametrize(
     ("run", "told"),
     [
