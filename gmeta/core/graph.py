@@ -347,8 +347,8 @@ def lift_variables() -> Iterator[None]:
 def read_where_it_is(variable: tf.Variable) -> tf.Variable:
     """Make ``variable.numpy()`` read the variable on its own device.
 
-    TensorFlow's method copies the value to the current device first, and waits for that. If the variable is
-    in host memory and the device a GPU, reading it between two steps takes a third of a millisecond.
+    TensorFlow's method first copies the value to the current device. If that is a GPU and the variable is in
+    host memory, the value goes to the GPU and back, behind the kernels that are queued there.
 
     Returns:
       The variable.

@@ -35,6 +35,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
+    _frequent_tracing_detector_manager as _calls,
+)
 from tf_keras.src.engine import training
 
 from gmeta.core import collectives
@@ -283,7 +286,7 @@ class QuickCalls:
 
     def __init__(self, function: Any) -> None:
         self._function = function
-        # The last iterator and its concrete function. Threads may call: replaced whole, never changed.
+        # The last iterator and its concrete function. Other threads may call, so the pair is only replaced.
         self._last: tuple[Callable[[], Any], Function | None] = (lambda: None, None)
 
     @classmethod
@@ -309,6 +312,9 @@ class QuickCalls:
         if call is None:
             call = _quick(self._function.get_concrete_function(iterator))
             self._last = last, call
+        if hasattr(self._function, "_key_for_call_stats"):
+            # TensorFlow warns of functions that are traced in many of their calls, so it must count this one.
+            _calls.called_without_tracing(self._function._key_for_call_stats)
         return call(iterator)
 
 

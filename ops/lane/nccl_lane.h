@@ -212,8 +212,7 @@ class NcclLane {
         watched_ = now;
         if (Watch(now)) return true;
       }
-      // The exchange begins when the GPU is ready, perhaps after a long computation, and may be
-      // short.
+      // An exchange may be short, and begin after a long computation, when the GPU is ready.
       const auto waited = now - (is_ready_ ? ready_at_ : queued_);
       if (waited < kYield) {
         sched_yield();
@@ -223,7 +222,7 @@ class NcclLane {
     }
   }
 
-  // Looks at the next event only: a look keeps other threads from starting kernels.
+  // Asks only for the event that comes next: a query delays the kernels that other threads start.
   std::string See(Clock::time_point now, bool* has_ended) {
     int32_t happened = 0;
     std::string why;

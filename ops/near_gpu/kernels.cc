@@ -1,8 +1,8 @@
 // GmetaNearGpu: copies a batch's column to memory from which a GPU copies it without the host.
 //
 // The driver copies ordinary memory piece by piece through a buffer of its own, and meanwhile no
-// other thread can start a kernel. A column of 2 MB stops a step for most of a millisecond. The
-// copy to pinned memory runs in the thread that prepares the batch, while the GPU computes.
+// other thread can start a kernel. The copy to pinned memory runs in the thread that prepares the
+// batch, while the GPU computes.
 
 #include "ops/common/kernels.h"
 

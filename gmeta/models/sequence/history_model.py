@@ -369,7 +369,7 @@ def but_last(sequences: Jagged) -> Jagged:
 
 
 class QueryItems:
-    """Numbers of items that queries have, such as those of histories, to compare with candidates in NumPy."""
+    """The numbers of the items of queries' histories or filters, to compare with candidates in NumPy."""
 
     def __init__(self, size: int, splits: Ints, values: Ints) -> None:
         self._size, self._splits, self._values = size, splits, values

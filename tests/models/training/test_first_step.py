@@ -165,3 +165,13 @@ def test_an_iterator_is_not_kept_by_the_function_of_its_steps():
     del iterator
     gc.collect()
     assert gone() is None
+
+
+def test_models_that_are_trained_one_after_another_give_no_warning_of_retracing(caplog):
+    data = tf.data.Dataset.from_tensors((tf.ones([3, 2]), tf.ones([3]))).repeat(12)
+    for _ in range(6):
+        model = Model(x := tf.keras.Input([2]), tf.keras.layers.Dense(1)(x))
+        model.compile("sgd", "mse")
+        with caplog.at_level("WARNING", logger="tensorflow"):
+            model.fit(data, verbose=0)
+    assert "retracing" not in caplog.text
