@@ -29,6 +29,7 @@ from gmeta.training.mean_gradients import (
     global_means,
     pack_gradients,
     state_of,
+    sum_early,
     times_samples,
     with_number,
 )
@@ -49,9 +50,9 @@ class JointOptimizer:
     batch k times as large.
 
     On several ranks the step equals that of one rank on the union of their batches: gradients are means over
-    the samples of all ranks (see `gmeta.training.mean_gradients`). This takes one grouped
-    all-reduce per step (with accumulation, one per k batches) and one exchange of the rows' gradients per
-    batch. All ranks must call its methods equally often. A gradient that isn't finite ends the step on all
+    the samples of all ranks (see `gmeta.training.mean_gradients`). This takes one grouped all-reduce per step
+    (with accumulation, one per k batches; several if gradients are large) and one exchange of the rows'
+    gradients per batch. All ranks must call its methods equally often. A gradient that isn't finite ends the step on all
     ranks, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
     batch's data are at fault.
 
@@ -229,9 +230,10 @@ class JointOptimizer:
             # Where loss scaling skips no step, the guard has checked the gradients.
             checked = [*packed.parts, *row_gradients] if self._skips_bad_steps else []
             state = state_of(checked, allowed)
+            early = [] if self._shards or accumulator else sum_early(packed, variables)
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
-                self._step_of_ranks(packed, variables, tables, samples, state)
+                self._step_of_ranks(packed, variables, tables, samples, state, early)
             else:
                 sums = packed.unpack(packed.parts)
                 accumulator.add_sums(sums, variables, tables, samples, state)
@@ -284,15 +286,16 @@ class JointOptimizer:
         tables: Sequence[TableGradient],
         samples: tf.Tensor,
         state: tf.Tensor,
+        summed: Sequence[tf.Tensor | None] = (),
     ) -> None:
-        """Make the step of all ranks' samples from this rank's sums over its own samples."""
+        """Make the step of all ranks' samples from this rank's sums, of which some are `summed` early."""
         shard, unpack = None, sums.unpack
         if self._shards and variables:
             terms = sums.unpack(sums.parts)
             shard, unpack = self.divide(variables).step(self.optimizer, variables, terms), list
             means = shard.means(terms, samples, state, self._notes.stop_asked)
         else:
-            means = global_means(sums.parts, samples, state, self._notes.stop_asked)
+            means = global_means(sums.parts, samples, state, self._notes.stop_asked, summed)
         self._notes.stop_agreed.assign(means.stop)
         dense, scale = means.dense, means.scale
         if self._raises:

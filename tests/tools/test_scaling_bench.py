@@ -52,7 +52,7 @@ def sums_on_rank(bench):
     from gmeta.core import collectives
 
     sys.path.insert(0, bench)
-    from parts.meta.gather_outer import outer_rule
+    from parts.meta.outer_rules import outer_rule
 
     rank = collectives.world().rank
     tensors = [tf.random.stateless_normal(shape, [rank, 7]) for shape in ((), (3,), (2, 5))]
@@ -102,7 +102,7 @@ def step_on_rank(bench, settings):
     from gmeta.core import collectives
 
     sys.path.insert(0, bench)
-    from parts.meta.gather_outer import outer_rule
+    from parts.meta.outer_rules import outer_rule
     from parts.meta.rank import meta_model, task_batch
 
     own = range(2 * collectives.world().rank, 2 * collectives.world().rank + 2)

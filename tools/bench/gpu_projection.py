@@ -1,6 +1,7 @@
 """The product before an HSTU layer's attention on the GPU, activated as it is written, or in a separate pass.
 
     python tools/bench/gpu_projection.py --json FILE
+    python tools/bench/gpu_projection.py --fp8 --tokens 65536 --widths 512,1024
 
 fused    Z = X W and SiLU of its v, q and k in one pass, by the library's C interface
 apart    the product by PyTorch's library, and SiLU in a separate pass
@@ -9,6 +10,14 @@ matmul   that product alone, in TFLOP/s, and fused's rate as a part of it
 X is (tokens, width) and W (width, 4 width), of bfloat16: what a block of HSTU projects. Calls take turns;
 times are by CUDA events, medians of 50 calls after 10. Results are compared before they are timed. It
 requires PyTorch.
+
+--fp8 measures what products in FP8 would gain, and nothing else, by PyTorch's library:
+
+products   X W and the products of both gradients in FP8 with a scale for each row, beside bfloat16
+quantized  the same, and the passes that quantize X, W and the gradient of Z, in both layouts that the
+           products need, as torch.compile fuses them
+moved      the time of these passes at the rate of a copy, if each reads its input once and writes both
+           layouts
 """
 
 from __future__ import annotations
@@ -55,8 +64,57 @@ def measure(tokens: int, width: int, runs: int) -> list[Result]:
     ]
 
 
+def measure_fp8(tokens: int, width: int, runs: int) -> list[Result]:
+    """The three products of a projection in FP8, beside bfloat16."""
+    import torch
+    from parts.gpu_timing import in_turn
+
+    def scaled(matrix: Any, axis: int) -> tuple[Any, Any]:
+        scale = matrix.abs().amax(axis, keepdim=True).float().clamp(min=1e-12) / 448  # the largest number
+        numbers = (matrix.float() / scale).to(torch.float8_e4m3fn)
+        return (numbers, scale) if axis else (numbers.t().contiguous(), scale.t().contiguous())
+
+    quantize = torch.compile(scaled, dynamic=False)
+
+    def product(a: tuple[Any, Any], b: tuple[Any, Any]) -> Any:
+        """A B', where rows of both have a scale."""
+        (left, rows), (right, columns) = a, b
+        return torch._scaled_mm(
+            left, right.t(), rows, columns.t(), out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    shapes = {"x": (tokens, width), "w": (4 * width, width), "g": (tokens, 4 * width)}
+    given = {name: torch.randn(*shape, device="cuda").bfloat16() for name, shape in shapes.items()}
+    x, w, g = given.values()
+    along = {name: quantize(each, 1) for name, each in given.items()}
+    across = {name: quantize(each, 0) for name, each in given.items()}
+    found, expected = product(along["x"], along["w"]).float(), (x @ w.t()).float()
+    apart = float((found - expected).norm() / expected.norm())
+    calls = {
+        "bfloat16": lambda: (x @ w.t(), g @ w, g.t() @ x),
+        "fp8": lambda: (
+            product(along["x"], along["w"]),
+            product(along["g"], across["w"]),
+            product(across["g"], across["x"]),
+        ),
+        "quantize": lambda: [quantize(each, axis) for each in given.values() for axis in (0, 1)],
+        "copy": lambda: g.clone(),
+    }
+    took = {name: 1e3 * median for name, (_, median) in in_turn(calls, runs).items()}
+    path = f"gpu_projection/fp8/tokens{tokens}/width{width}"
+    # Reads two bytes a number and writes two; a copy of g does as much for each of its numbers.
+    moved = took["copy"] * sum(each.numel() for each in given.values()) / g.numel()
+    return [
+        Result(f"{path}/products", took["fp8"], "ms", "bfloat16", took["bfloat16"]),
+        Result(f"{path}/quantized", took["fp8"] + took["quantize"], "ms", "bfloat16", took["bfloat16"]),
+        Result(f"{path}/moved", moved, "ms"),
+        Result(f"{path}/apart", apart, "of the norm"),
+    ]
+
+
 def main() -> None:
     options = parser(__doc__)
+    options.add_argument("--fp8", action="store_true", help="measure products in FP8 instead")
     options.add_argument("--tokens", default="2048,16384,65536", help="of a batch (default: %(default)s)")
     options.add_argument("--widths", default="256,512,1024", help="of tokens (default: %(default)s)")
     given = options.parse_args()
@@ -68,7 +126,8 @@ def main() -> None:
 
     counts, runs = ("1000", 3) if given.smoke else (given.tokens, 50)
     sizes = [(int(tokens), int(width)) for width in given.widths.split(",") for tokens in counts.split(",")]
-    results = [each for size in sizes for each in measure(*size, runs)]
+    of_size = measure_fp8 if given.fp8 else measure
+    results = [each for size in sizes for each in of_size(*size, runs)]
     facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     report("A projection that is activated as it is written", results, given.json, **facts)
 

@@ -20,8 +20,7 @@ agreement    the largest difference of any row or weight after training on the s
 rms          the root mean square of these differences over that of the numbers; the largest difference comes
              from Adam: if a gradient is only rounding, its sign is random, and a step has its full length
 rms_rows     the same of the tables' rows alone
-gather       with --outer gather: samples a second compared with all-reduce, epochs in turn, and agreement
-             with it
+gather, late with --outer: samples a second compared with all-reduce, epochs in turn, and agreement with it
 ablation     with --ablation, on the largest number of ranks: samples a second with each way of reading and
              each network, compared with text over the slow one, in turn (G-Meta, figure 4: on 8 GPUs 1.27
              times the baseline by reading, 1.12 by the network, 1.45 by both)
@@ -35,8 +34,8 @@ optimizer    with --shard: the bytes of Adam's state on the rank that has most, 
 --read          memory: batches are made beforehand. text: lines of comma-joined numbers in TFRecords, decoded
                 and grouped by TensorFlow's ops. columnar: gmeta's records, by its GroupBatch. All three give
                 the same batches
---outer gather  rank 0 gathers the dense gradients and sends their sum back, which G-Meta replaces with an
-                all-reduce (section 2.1.3)
+--outer         gather: rank 0 gathers the dense gradients and sends their sum back, which G-Meta replaces
+                with an all-reduce (section 2.1.3). late: one all-reduce sums them after the backward pass
 --network       nvlink: as NCCL connects the GPUs. socket: NCCL without peer-to-peer, shared memory and RDMA
 --gbit N        on a CPU each rank has its own network, joined by wires of N Gbit/s: the slow network of
                 --ablation, whose fast one has 40
@@ -75,7 +74,7 @@ SIZES = {
     "steps": 50,
     "wire_dtype": "float32",
 }
-OUTER = ("gather", "allreduce")
+OUTER = ("allreduce", "gather", "late")
 MODELS: dict[str, dict[str, Any]] = {
     "small": {},
     "dlrm": {"dim": 64, "features": 23, "hidden": [1024, 512, 256], "tasks": 256, "inner_steps": 5},
@@ -155,9 +154,10 @@ def agreement(ranks: list[int], settings: dict[str, Any]) -> list[Result]:
 
 
 def beside_allreduce(ranks: int, settings: dict[str, Any]) -> list[Result]:
-    """The difference between what ranks learn by gathering and by all-reduce."""
-    found, expected = (learned_rows(ranks, {**settings, "outer": outer}, True) for outer in OUTER)
-    return [Result(f"scaling/agreement/np{ranks}/gather", difference(found, expected), "relative")]
+    """The difference between what ranks learn by another outer rule and by all-reduce."""
+    rules = settings["outer"], "allreduce"
+    found, expected = (learned_rows(ranks, {**settings, "outer": rule}, True) for rule in rules)
+    return [Result(f"scaling/agreement/np{ranks}/{rules[0]}", difference(found, expected), "relative")]
 
 
 def paces(
@@ -275,15 +275,18 @@ def main() -> None:
         rates[size] = found["samples_an_epoch"] / statistics.median(found["seconds"][1:])
         gpus = found["gpus"]
         results.append(Result(f"scaling/samples/np{size}", rates[size], "samples/s"))
-        if given.outer == "gather" and size > 1:
-            both, _ = paces(size, settings, {rule: {"outer": rule} for rule in OUTER})
-            gather, allreduce = (statistics.median(both[rule]) for rule in OUTER)
-            results.append(Result(f"scaling/gather/np{size}", gather, "samples/s", "all-reduce", allreduce))
+        if given.outer != "allreduce" and size > 1:
+            rules = given.outer, "allreduce"
+            both, _ = paces(size, settings, {rule: {"outer": rule} for rule in rules})
+            other, allreduce = (statistics.median(both[rule]) for rule in rules)
+            results.append(
+                Result(f"scaling/{given.outer}/np{size}", other, "samples/s", "all-reduce", allreduce)
+            )
     for size in ranks[1:]:
         results.append(Result(f"scaling/speed_up/np{size}", rates[size] / size / rates[1], "of ideal"))
     if not given.pace_only:
         results += agreement(ranks if gpus else ranks[1:], same)
-        if given.outer == "gather":
+        if given.outer != "allreduce":
             results += [one for size in ranks[1:] for one in beside_allreduce(size, same)]
     report("Meta-training on ranks", results, given.json, settings=settings, gpus_a_rank=gpus)
 

@@ -2,8 +2,10 @@
 
     python tools/bench/serving_load.py
     python tools/bench/serving_load.py --seconds 60 --requests 1000000
+    python tools/bench/serving_load.py --cores 2
 
-The server is a process of its own, and so is the sender, which shares the machine with it. Capacity is what
+The server is a process of its own, and so is the sender. Both share all cores, unless ``--cores`` gives the
+server some of its own, and the sender the others. Capacity is what
 the server answers when several requests are always on their way. Arrivals are then open, a Poisson process at
 10 to 90% of it, and a latency begins when a request is due, not when it is sent: what waits behind a slow
 answer counts. Models are MeLU as in `serving.py` (10 rated samples, 5 inner steps, 20 samples to rate), a
@@ -149,13 +151,14 @@ MODELS = {
 
 
 @contextmanager
-def served(folder: Path, workers: int) -> Iterator[tuple[int, int]]:
-    """Serve a folder in a process; yield its port and its id."""
+def served(folder: Path, workers: int, cores: set[int]) -> Iterator[tuple[int, int]]:
+    """Serve a folder in a process on some of this machine's cores; yield its port and its id."""
     words = [sys.executable, "-m", "gmeta", "serve", str(folder), "--port", "0", "--workers", str(workers)]
     words += ["--max-queue", "100000"]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
+        os.sched_setaffinity(process.pid, cores)  # its threads, which come later, inherit this
         said = []
         for line in process.stderr:
             said.append(line)
@@ -228,11 +231,14 @@ class Sender:
 def measure(given: Any, folder: Path) -> list[Result]:
     """The figures of all signatures; what is measured is written at once."""
     results: list[Result] = []
+    every = sorted(os.sched_getaffinity(0))
+    cores = set(every[: given.cores])
+    os.sched_setaffinity(0, set(every) - cores or every)
     for name, (signatures, export, made) in MODELS.items():
         if given.only and not signatures & {*given.only}:
             continue
         export(folder / name / "1")
-        with served(folder / name, given.workers) as (port, process):
+        with served(folder / name, given.workers, cores) as (port, process):
             sender, before = Sender(port), 0.0
             for signature, requests in made(port).items():
                 if given.only and signature not in given.only:
@@ -262,6 +268,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--seconds", type=float, default=20.0, help="of each load (default: %(default)s)")
     options.add_argument("--workers", type=int, default=2, help="of the server (default: %(default)s)")
+    options.add_argument("--cores", type=int, help="of the server alone (default: all, with the sender)")
     options.add_argument(
         "--requests", type=int, default=20_000, help="before memory is read again (default: %(default)s)"
     )

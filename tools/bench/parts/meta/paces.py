@@ -10,7 +10,7 @@ from gmeta.core.collectives.lane import lane_kind
 
 import tensorflow as tf
 from parts.jobs import job_arguments
-from parts.meta.gather_outer import outer_rule
+from parts.meta.outer_rules import outer_rule
 from parts.meta.rank import Pace, dataset, meta_model
 
 

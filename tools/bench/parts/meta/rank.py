@@ -19,7 +19,7 @@ from gmeta.training.steps_ahead import Queue, StepsAhead
 import numpy as np
 import tensorflow as tf
 from parts.jobs import job_arguments
-from parts.meta.gather_outer import outer_rule
+from parts.meta.outer_rules import outer_rule
 from parts.meta.task_files import read, task_rows
 
 _ADAPTS = {"dense": None, "all": "all"}

@@ -1,32 +1,43 @@
-"""MAML's outer update by a central node, which G-Meta replaces with an all-reduce (section 2.1.3)."""
+"""Other ways to sum dense gradients over the ranks than a step's own, to compare with."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from gmeta.core import collectives
+from gmeta.training import mean_gradients
 
 import tensorflow as tf
 
+Rule = Literal["allreduce", "gather", "late"]
+
 _allreduce_sum = collectives.allreduce_sum
+_least_bucket = mean_gradients.LEAST_BUCKET
 
 
 @contextmanager
-def outer_rule(rule: Literal["allreduce", "gather"]) -> Iterator[None]:
-    """Sum the dense gradients of training steps that are traced in the block at rank 0, or as usual.
+def outer_rule(rule: Rule) -> Iterator[None]:
+    """Sum the dense gradients of training steps that are traced in the block as usual, or by another rule.
 
-    Every rank sends its K numbers to rank 0, which adds them, K (N - 1) numbers in total, and sends the sums
-    to every rank: as many again, and as many as the weights that they change. All-reduce instead sends
-    2 K (N - 1) / N from each rank at the same time. Each rank then takes the same step, as with all-reduce.
+    late: One all-reduce sums all of them when the backward pass has ended.
+
+    gather: A central node sums them, which G-Meta replaces with an all-reduce (section 2.1.3). Every rank
+    sends its K numbers to rank 0, which adds them, K (N - 1) numbers in total, and sends the sums to every
+    rank: as many again, and as many as the weights that they change. All-reduce instead sends 2 K (N - 1) / N
+    from each rank at the same time. Each rank then takes the same step, as with all-reduce.
     """
     if rule == "gather":
         collectives.allreduce_sum = _sum_dense  # where a step finds it
+    if rule != "allreduce":
+        mean_gradients.LEAST_BUCKET = sys.maxsize
     try:
         yield
     finally:
         collectives.allreduce_sum = _allreduce_sum
+        mean_gradients.LEAST_BUCKET = _least_bucket
 
 
 def _sum_dense(tensors: Sequence[tf.Tensor], *, name: str, place: Any = "cpu") -> list[tf.Tensor]:
