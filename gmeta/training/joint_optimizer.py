@@ -52,9 +52,9 @@ class JointOptimizer:
     On several ranks the step equals that of one rank on the union of their batches: gradients are means over
     the samples of all ranks (see `gmeta.training.mean_gradients`). This takes one grouped all-reduce per step
     (with accumulation, one per k batches; several if gradients are large) and one exchange of the rows'
-    gradients per batch. All ranks must call its methods equally often. A gradient that isn't finite ends the step on all
-    ranks, with an error that names the rank it came from. Loss scaling skips such a step instead, unless the
-    batch's data are at fault.
+    gradients per batch. All ranks must call its methods equally often. A gradient that isn't finite ends the
+    step on all ranks, with an error that names the rank it came from. Loss scaling skips such a step instead,
+    unless the batch's data are at fault.
 
     A compiled `gmeta.models.Model` has one, its ``joint_optimizer``. In a custom training loop, `step`
     makes the steps that `fit` makes.
