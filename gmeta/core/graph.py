@@ -79,25 +79,6 @@ def _is_numbers(tensor: tf.Tensor | None) -> bool:
     return tensor is not None and tensor.dtype.is_floating and tensor.shape.rank not in (None, 0)
 
 
-def in_order_of_use(variables: Sequence[tf.Variable]) -> list[int]:
-    """Return the numbers of variables in the order in which the graph being built first uses them.
-
-    It is the same in each process that runs the same program, unlike the order in which a tape computes their
-    gradients. Variables that this graph doesn't use itself come first; eagerly, all do.
-    """
-    if tf.executing_eagerly():
-        return list(range(len(variables)))
-    graph = tf.compat.v1.get_default_graph()
-    positions = {operation: number for number, operation in enumerate(graph.get_operations())}
-    inside = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
-
-    def first_use(number: int) -> int:
-        handle = inside.get(id(variables[number].handle))
-        return -1 if handle is None else min((positions[each] for each in handle.consumers()), default=-1)
-
-    return sorted(range(len(variables)), key=first_use)
-
-
 def keep_whole(output: tf.Tensor) -> None:
     """Keep the `tf.cond` of an output one op, which calls a function; without a graph, this does nothing.
 

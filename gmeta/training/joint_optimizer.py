@@ -30,6 +30,7 @@ from gmeta.training.mean_gradients import (
     pack_gradients,
     state_of,
     sum_early,
+    take_shapes,
     times_samples,
     with_number,
 )
@@ -51,10 +52,10 @@ class JointOptimizer:
 
     On several ranks the step equals that of one rank on the union of their batches: gradients are means over
     the samples of all ranks (see `gmeta.training.mean_gradients`). This takes one grouped all-reduce per step
-    (with accumulation, one per k batches; several if gradients are large) and one exchange of the rows'
-    gradients per batch. All ranks must call its methods equally often. A gradient that isn't finite ends the
-    step on all ranks, with an error that names the rank it came from. Loss scaling skips such a step instead,
-    unless the batch's data are at fault.
+    (with accumulation, one per k batches), on CPU ranks a few if gradients are large and not accumulated, and
+    one exchange of the rows' gradients per batch. All ranks must call its methods equally often. A gradient
+    that isn't finite ends the step on all ranks, with an error that names the rank it came from. Loss scaling
+    skips such a step instead, unless the batch's data are at fault.
 
     A compiled `gmeta.models.Model` has one, its ``joint_optimizer``. In a custom training loop, `step`
     makes the steps that `fit` makes.
@@ -224,13 +225,14 @@ class JointOptimizer:
         if collectives.world().size > 1:
             # The step that ends the data may or may not run this line; its number of samples is 0.
             self._notes.seen.assign_add(tf.cast(samples, tf.int64))
+            take_shapes(gradients, variables)
             packed = pack_gradients(gradients)
             packed = packed._replace(parts=times_samples(packed.parts, samples))
             row_gradients = times_samples(row_gradients, samples)
             # Where loss scaling skips no step, the guard has checked the gradients.
             checked = [*packed.parts, *row_gradients] if self._skips_bad_steps else []
             state = state_of(checked, allowed)
-            early = [] if self._shards or accumulator else sum_early(packed, variables)
+            early = [] if self._shards or accumulator else sum_early(packed.parts)
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step_of_ranks(packed, variables, tables, samples, state, early)

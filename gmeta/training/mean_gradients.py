@@ -6,10 +6,10 @@ over all :math:`N = \sum_r n_r` samples is
 .. math:: g = \frac{1}{N} \sum_r n_r g_r,
 
 a mean weighted by the numbers of samples (MTGenRec, section 3.4), which holds even if some :math:`n_r` are 0.
-One grouped all-reduce sums the dense gradients together with the numbers of samples. Of large gradients,
-those that the backward pass computes first are summed before, while it computes the others (`sum_early`). The
-rows' owners sum the rows' gradients (`gmeta.layers.exchange.pieces`). Task parameters never leave their rank
-(G-Meta, section 2.1.3): only the outer gradient is exchanged.
+One grouped all-reduce sums the dense gradients together with the numbers of samples. On CPU ranks, those of
+large gradients that the backward pass computes first have all-reduces of their own, which run while it
+computes the others (`sum_early`). The rows' owners sum the rows' gradients (`gmeta.layers.exchange.pieces`).
+Task parameters never leave their rank (G-Meta, section 2.1.3): only the outer gradient is exchanged.
 
 A `GradientAccumulator` sums the gradients of several batches for one step.
 """
@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from gmeta.core import collectives
-from gmeta.core.graph import in_order_of_use, lift_variables
+from gmeta.core.collectives.lane import lane_kind
+from gmeta.core.graph import lift_variables
+from gmeta.core.step import beside_step
 from gmeta.initializers import Zeros
 from gmeta.layers.exchange.recorded_lookups import RowGradients, TableGradient
 from gmeta.ops import HashTable
@@ -30,11 +32,8 @@ from gmeta.ops.device import compute_place
 from gmeta.ops.table.records import Records
 from gmeta.optimizers import SGD
 
-# Packs the small gradients of a step into one vector, so that an operation on all of them is one op.
-#
-# Starting an op takes 5 to 10 µs, however little it computes. A step of several ranks multiplies each dense
-# gradient by a number, checks it, sums it over the ranks and divides it. For tens of small gradients this
-# takes four ops on their vector. Large gradients aren't packed, because the copy would take longer.
+# Packs the small gradients of a step into one vector, so that an operation on all of them is one op. To start
+# an op takes 5 to 10 µs, and several ranks take four for each gradient. Large ones would take longer to copy.
 
 Gradient = Any  # tf.Tensor | tf.IndexedSlices | None
 
@@ -47,12 +46,10 @@ class PackedGradients(NamedTuple):
 
     Attributes:
       parts: A vector for each dtype, and the gradients that aren't packed; some may be None.
-      alone: The numbers of the gradients that aren't packed, which are the last parts.
       unpack: A function from parts like these to the list of gradients.
     """
 
     parts: list[Gradient]
-    alone: list[int]
     unpack: Callable[[Sequence[Gradient]], list[Gradient]]
 
 
@@ -88,7 +85,7 @@ def pack_gradients(gradients: Sequence[Gradient]) -> PackedGradients:
             found[number] = part
         return found
 
-    return PackedGradients([*vectors, *(gradients[number] for number in alone)], alone, unpack)
+    return PackedGradients([*vectors, *(gradients[number] for number in alone)], unpack)
 
 
 def _is_small(gradient: Gradient) -> bool:
@@ -109,7 +106,7 @@ from, which ends training."""
 
 
 class GlobalMeans(NamedTuple):
-    """The results of a step's all-reduce, the same on every rank.
+    """The results of a step's all-reduces, the same on every rank.
 
     Attributes:
       dense: The gradients of the mean over all samples; None for a variable without a gradient.
@@ -168,48 +165,48 @@ def all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
     return tf.reduce_all(good) if good else tf.constant(True)
 
 
-LEAST_BUCKET = 4 << 20
-"""The fewest bytes that `sum_early` sums at once."""
-
-MOST_BUCKETS = 8
-"""Into how many parts of about equal size a step's large gradients are divided, at most."""
+LEAST_BUCKET, MOST_BUCKETS = 4 << 20, 8
+"""`sum_early` divides gradients into at most so many buckets, each of at least so many bytes."""
 
 
-def sum_early(sums: PackedGradients, variables: Sequence[tf.Variable]) -> list[tf.Tensor | None]:
+def take_shapes(gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
+    """Give gradients their variables' static shapes: all ranks know them, and divide gradients by them."""
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices):
+            gradient.set_shape(variable.shape)
+
+
+def sum_early(sums: Sequence[Gradient]) -> list[tf.Tensor | None]:
     """Sum large gradients over the ranks while a backward pass computes the others.
 
-    The backward pass first computes the gradients of the variables that the forward pass used last. These
-    travel first, a bucket of them in each all-reduce, as in PyTorch's DistributedDataParallel (Li et al.,
-    2020, section 3.2.3). The last bucket, which is computed at the end, is left to `global_means`. Exchanges
-    run in the order in which they are traced, so call this before the rows' gradients are exchanged.
-
-    On GPUs all are left: NCCL takes a fraction of a millisecond, and buckets made no step faster.
+    The backward pass computes the gradients of a model's last variables first. These travel first, a bucket
+    of them in each all-reduce (PyTorch DistributedDataParallel; Li et al., 2020, section 3.2.3). The bucket
+    of the first variables is left to `global_means`. Exchanges run in the order in which they are traced, so
+    call this before the rows' gradients are exchanged. Only lanes of host memory do so, which all ranks have
+    or none has: buckets on GPUs made no step faster.
 
     Args:
-      sums: n_r times this rank's gradients.
-      variables: The variables.
+      sums: n_r times this rank's gradients, in the order of the variables.
 
     Returns:
-      For each of the parts its sum over all ranks; None for a part that is left to `global_means`.
+      For each gradient its sum over all ranks; None for one that is left to `global_means`.
     """
-    found: list[tf.Tensor | None] = [None] * len(sums.parts)
-    if compute_place() == "gpu":
+    found: list[tf.Tensor | None] = [None] * len(sums)
+    if tf.executing_eagerly() or lane_kind(place := compute_place()) != "tcp":
         return found
-    part_of = {n: len(sums.parts) - len(sums.alone) + place for place, n in enumerate(sums.alone)}
-    numbers = [_numbers_of(part) or 0 for part in sums.parts]
-    large = [part_of[n] for n in reversed(in_order_of_use(variables)) if n in part_of]
-    large = [part for part in large if numbers[part] > MOST_NUMBERS]
-    bytes_of = {part: numbers[part] * sums.parts[part].dtype.size for part in large}
+    numbers = [_numbers_of(gradient) or 0 for gradient in sums]
+    bytes_of = {n: many * sums[n].dtype.size for n, many in enumerate(numbers) if many > MOST_NUMBERS}
     least = max(LEAST_BUCKET, -(-sum(bytes_of.values()) // MOST_BUCKETS))
     bucket: list[int] = []
-    for part in large:
+    for number in reversed(bytes_of):
         if sum(bytes_of[each] for each in bucket) >= least:
-            terms = [sums.parts[each] for each in bucket]
-            totals = collectives.allreduce_sum(terms, name="step/dense/early")
+            with beside_step():  # it delays the step only if it ends after the backward pass
+                terms = [sums[each] for each in bucket]
+                totals = collectives.allreduce_sum(terms, name="step/dense/early", place=place)
             for each, total in zip(bucket, totals, strict=True):
                 found[each] = total
-            bucket = []
-        bucket.append(part)
+            bucket.clear()
+        bucket.append(number)
     return found
 
 
@@ -232,7 +229,9 @@ def global_means(
     totals = list(summed) or [None] * len(sums)
     left = [n for n, gradient in enumerate(sums) if gradient is not None and totals[n] is None]
     terms = [tf.convert_to_tensor(sums[n]) for n in left]
-    tail = _tail(terms[0].dtype if terms else tf.float32, samples, state, stop)
+    # In 16 bits, a number of samples would be rounded.
+    wide = next((term.dtype for term in terms if term.dtype.size >= 4), tf.float32)
+    tail = _tail(wide, samples, state, stop)
     place = compute_place() if terms else "cpu"
     *dense, tail = collectives.allreduce_sum([*terms, tail], name="step/dense", place=place)
     for number, total in zip(left, dense, strict=True):

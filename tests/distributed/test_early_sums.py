@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from gmeta.core import collectives
 from gmeta.core.errors import NotFiniteError
-from gmeta.core.graph import in_order_of_use
-from gmeta.layers import EmbeddingCollection, FeatureConfig
-from gmeta.models import Model
+from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups
+from gmeta.models import JointOptimizer, Model
 from gmeta.ops.device import compute_place
 from gmeta.training import mean_gradients
-from gmeta.training.mean_gradients import pack_gradients, sum_early
+from gmeta.training.mean_gradients import sum_early
 from support.process_ranks import run_ranks
 from support.tables import sorted_records
 
@@ -39,50 +38,29 @@ def gradient_of(numbers: int | str) -> Any:
 def test_buckets_go_from_the_last_gradient_to_the_first(
     sizes: list[int | str], least: int, most: int
 ) -> None:
-    sums = [gradient_of(size) for size in sizes]
-    buckets: list[list[int]] = []
+    buckets: list[list[tf.Tensor]] = []
 
-    def add_up(terms: list[tf.Tensor], *, name: str) -> list[tf.Tensor]:
+    def add_up(terms: list[tf.Tensor], *, name: str, place: str) -> list[tf.Tensor]:
         assert name == "step/dense/early"
-        buckets.append([term.shape[0] * 4 for term in terms])
-        return [2 * term for term in terms]
+        buckets.append(terms)
+        return [tf.identity(term, name=f"twice_{term.op.name}") for term in terms]
 
-    limits = {"MOST_NUMBERS": 5, "LEAST_BUCKET": least, "MOST_BUCKETS": most, "compute_place": lambda: "cpu"}
+    limits = {"MOST_NUMBERS": 5, "LEAST_BUCKET": least, "MOST_BUCKETS": most, "lane_kind": lambda _: "tcp"}
     with (
         mock.patch.multiple(mean_gradients, **limits),
         mock.patch.object(collectives, "allreduce_sum", add_up),
+        tf.Graph().as_default(),
     ):
-        packed = pack_gradients(sums)
-        found = sum_early(packed, [tf.Variable(0.0) for _ in sums])
+        sums = [gradient_of(size) for size in sizes]
+        found = sum_early(sums)
 
-    vectors = len(packed.parts) - len(packed.alone)
-    large = [n for n in packed.alone if isinstance(sizes[n], int) and sizes[n] > 5]
-    summed = [n for n, total in zip(packed.alone, found[vectors:], strict=True) if total is not None]
-    assert found[:vectors] == [None] * vectors, "vectors have parts of all gradients"
+    large = [n for n, size in enumerate(sizes) if isinstance(size, int) and size > 5]
+    summed = [n for n, total in enumerate(found) if total is not None]
     assert summed == large[len(large) - len(summed) :], "the first gradients are left, the last are summed"
-    assert [4 * sizes[n] for n in reversed(summed)] == [size for bucket in buckets for size in bucket]
-    for n in summed:
-        np.testing.assert_array_equal(found[vectors + packed.alone.index(n)], 2 * sums[n])
-    assert all(sum(bucket) >= least for bucket in buckets)
+    assert [sums[n] for n in reversed(summed)] == [term for bucket in buckets for term in bucket]
+    assert [found[n].name for n in summed] == [f"twice_{sums[n].op.name}:0" for n in summed]
+    assert all(sum(4 * term.shape[0] for term in bucket) >= least for bucket in buckets)
     assert len(buckets) < most, "one bucket is left for the end"
-
-
-def test_the_order_is_that_of_first_use() -> None:
-    variables = [tf.Variable([1.0, 2.0], name=name) for name in "abcd"]
-    orders = []
-
-    @tf.function
-    def step(many: tf.Tensor) -> tf.Tensor:
-        total = tf.reduce_sum(variables[2] * 2.0)
-        if many:
-            total += tf.reduce_sum(variables[0])  # used in a branch's own graph
-        total += tf.reduce_sum(variables[3]) + tf.reduce_sum(variables[2])
-        orders.append(in_order_of_use(variables))
-        return total
-
-    step(tf.constant(True))
-    assert orders == [[1, 2, 0, 3]], "one that isn't used comes first"
-    assert in_order_of_use(variables) == [0, 1, 2, 3]
 
 
 class Noted(tf.keras.layers.Layer):
@@ -145,10 +123,47 @@ def both(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     ],
 )
 def test_steps_have_the_same_bits(options: dict[str, Any]) -> None:
-    for late, early in run_ranks(both, 2, options):
+    found = run_ranks(both, 2, options)
+    for late, early in found:
         tf.nest.map_structure(np.testing.assert_array_equal, late["dense"], early["dense"])
         tf.nest.map_structure(np.testing.assert_array_equal, late["tables"], early["tables"])
         assert (early["sums"] > late["sums"]) == (not options and early["place"] == "cpu")
+    tf.nest.map_structure(np.testing.assert_array_equal, *(early["dense"] for _, early in found))
+
+
+def learn_unlike_traces(most: int) -> tuple[list[np.ndarray], list[str]]:
+    """Rank 0 doesn't know the shape of a gradient, and reads its variables in another order."""
+    rank = collectives.world().rank
+    variables = [tf.Variable(tf.zeros([3, 4]), name=f"v{n}") for n in range(4)]
+    joint = JointOptimizer(tf.keras.optimizers.SGD(1.0))
+    with record_lookups() as nothing:
+        pass
+
+    @tf.function
+    def step() -> None:
+        order = variables if rank else variables[::-1]
+        loss = sum(tf.reduce_sum(variable) for variable in order)
+        given = [tf.fill([3, 4], float(n)) for n in range(4)]
+        if not rank:
+            given[1] = tf.raw_ops.PlaceholderWithDefault(input=given[1], shape=[None, 4])
+        joint.step(given, variables, nothing, samples=1 + tf.cast(0 * loss, tf.int32))
+
+    with mock.patch.multiple(mean_gradients, MOST_NUMBERS=most, LEAST_BUCKET=1):
+        step()
+    graph = step.get_concrete_function().graph
+    ops = [op.name for op in graph.get_operations() if op.type.startswith("GmetaLane")]
+    return [variable.numpy() for variable in variables], ops
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("most", "early"), [pytest.param(8, 3, id="large"), pytest.param(12, 0, id="packed")]
+)
+def test_ranks_that_trace_unlike_sum_the_same_gradients(most: int, early: int) -> None:
+    for weights, ops in run_ranks(learn_unlike_traces, 2, most):
+        assert sum("early" in name for name in ops) == early
+        for number, weight in enumerate(weights):
+            np.testing.assert_array_equal(weight, np.full([3, 4], -float(number)))
 
 
 def fail() -> str:

@@ -232,6 +232,8 @@ def measure(given: Any, folder: Path) -> list[Result]:
     """The figures of all signatures; what is measured is written at once."""
     results: list[Result] = []
     every = sorted(os.sched_getaffinity(0))
+    if given.cores is not None and not 0 < given.cores < len(every):
+        sys.exit(f"--cores must be 1 to {len(every) - 1}: {len(every)} cores are shared by server and sender")
     cores = set(every[: given.cores])
     os.sched_setaffinity(0, set(every) - cores or every)
     for name, (signatures, export, made) in MODELS.items():
