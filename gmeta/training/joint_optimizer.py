@@ -232,7 +232,7 @@ class JointOptimizer:
             # Where loss scaling skips no step, the guard has checked the gradients.
             checked = [*packed.parts, *row_gradients] if self._skips_bad_steps else []
             state = state_of(checked, allowed)
-            early = [] if self._shards or accumulator else sum_early(packed.parts)
+            early = [] if self._shards or accumulator is not None else sum_early(packed.parts)
             tables = lookups.by_table(row_gradients)
             if accumulator is None:
                 self._step_of_ranks(packed, variables, tables, samples, state, early)

@@ -63,8 +63,8 @@ def test_buckets_go_from_the_last_gradient_to_the_first(
     assert len(buckets) < most, "one bucket is left for the end"
 
 
-class Noted(tf.keras.layers.Layer):
-    """Multiplies by NaN on rank 1 from a step on, if it is told to."""
+class BadOnRank1(tf.keras.layers.Layer):
+    """Multiplies by NaN on rank 1 after a number of calls; None: never."""
 
     def __init__(self, bad_after: int | None) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def learn(early: bool, bad_after: int | None = None, **options: Any) -> dict[str
     for units in (16, 9, 12, 1):
         start = tf.keras.initializers.GlorotUniform(seed=units)
         hidden = tf.keras.layers.Dense(units, kernel_initializer=start)(hidden)
-    model = Model(x, Noted(bad_after)(hidden))
+    model = Model(x, BadOnRank1(bad_after)(hidden))
     model.compile(tf.keras.optimizers.Adam(0.02, global_clipnorm=1.0), "mse", **options)
     n = 40 - 13 * rank
     data = ({name: rng.integers(0, 30, n) for name in ("user", "item")}, rng.normal(size=n).astype("f4"))

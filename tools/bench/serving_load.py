@@ -5,12 +5,12 @@
     python tools/bench/serving_load.py --cores 2
 
 The server is a process of its own, and so is the sender. Both share all cores, unless ``--cores`` gives the
-server some of its own, and the sender the others. Capacity is what
-the server answers when several requests are always on their way. Arrivals are then open, a Poisson process at
-10 to 90% of it, and a latency begins when a request is due, not when it is sent: what waits behind a slow
-answer counts. Models are MeLU as in `serving.py` (10 rated samples, 5 inner steps, 20 samples to rate), a
-`GRM` with kept states (a history of 200 events, 64 candidates), and a `NextItemModel` (10,000 items,
-histories of 50), one after another. Memory is the server's, after the loads and after many more requests.
+server some of its own, and the sender the others. Capacity is what the server answers when several requests
+are always on their way. Arrivals are then open, a Poisson process at 10 to 90% of it, and a latency begins
+when a request is due, not when it is sent: what waits behind a slow answer counts. Models are MeLU as in
+`serving.py` (10 rated samples, 5 inner steps, 20 samples to rate), a `GRM` with kept states (a history of 200
+events, 64 candidates), and a `NextItemModel` (10,000 items, histories of 50), one after another. Memory is
+the server's, after the loads and after many more requests.
 """
 
 from __future__ import annotations
