@@ -118,6 +118,7 @@ class StepsAhead:
     def __init__(self, model: Any, depth: int, queue: Queue) -> None:
         self._model, self._depth, self._queue = model, depth, queue
         self._functions: dict[str, _Functions] = {}
+        self._last: tuple[Callable[[], Any], str] = (lambda: None, "")  # the last iterator and its form
         self._reads_number = False  # whether the model does
 
     def __call__(self, iterator: Any) -> Any:
@@ -132,7 +133,10 @@ class StepsAhead:
         return logs
 
     def _step(self, iterator: Any) -> Any:
-        form = repr(iterator.element_spec)
+        last, form = self._last
+        if last() is not iterator:
+            form = repr(iterator.element_spec)
+            self._last = weakref.ref(iterator), form
         if form not in self._functions:
             self._functions[form] = self._trace(iterator)
         begin, step, again = self._functions[form]

@@ -49,13 +49,18 @@ absl::Status QueueCopy(Stream* stream, const stream_executor::DeviceMemoryBase& 
   return stream->Memcpy(to, from, from.size());
 }
 
+// Attributes for memory of the host that the GPU copies to at the bus's speed.
+inline tensorflow::AllocatorAttributes Pinned() {
+  tensorflow::AllocatorAttributes attributes;
+  attributes.set_on_host(true);
+  attributes.set_gpu_compatible(true);
+  return attributes;
+}
+
 // Copies a tensor from the device, and waits for it and for all work that was queued before.
 inline absl::Status ReadBack(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
                              tensorflow::Tensor* to) {
-  tensorflow::AllocatorAttributes pinned;
-  pinned.set_on_host(true);
-  pinned.set_gpu_compatible(true);
-  TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, pinned));
+  TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, Pinned()));
   stream_executor::Stream* const stream = context->op_device_context()->stream();
   const stream_executor::DeviceMemoryBase data(const_cast<char*>(from.tensor_data().data()),
                                                from.TotalBytes());

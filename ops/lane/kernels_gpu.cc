@@ -37,7 +37,7 @@ class FindOp : public OpKernel {
     char gpu[64] = "";
     int32_t device = 0;
     int version = 0;
-    OP_REQUIRES_OK(context, CudaStatus(gmeta_gpu_lane_device(&device, gpu, sizeof gpu)));
+    OP_REQUIRES_OK(context, CudaStatus(gmeta_gpu_device(&device, gpu, sizeof gpu)));
     std::string id, why = Load(context->input(0).flat<tstring>());
     const Nccl& nccl = TheNccl().nccl;
     if (why.empty() && nccl.get_version(&version) != Nccl::kSuccess) why = "NCCL has no version";

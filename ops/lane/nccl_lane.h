@@ -57,7 +57,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/lane/gpu/stream_abi.h"
+#include "ops/common/gpu/stream_abi.h"
 #include "ops/lane/lane.h"
 #include "ops/lane/nccl.h"
 
@@ -85,10 +85,10 @@ class NcclLane {
 
   ~NcclLane() {
     lane_.Close();
-    if (device_ >= 0 && gmeta_gpu_lane_use(device_) == GMETA_CUDA_OK) {
+    if (device_ >= 0 && gmeta_gpu_use(device_) == GMETA_CUDA_OK) {
       AbortComm();
-      gmeta_gpu_lane_destroy(stream_, ready_);
-      gmeta_gpu_lane_destroy(nullptr, ended_);
+      gmeta_gpu_stream_destroy(stream_, ready_);
+      gmeta_gpu_stream_destroy(nullptr, ended_);
     }
   }
 
@@ -99,9 +99,9 @@ class NcclLane {
                       milliseconds start, milliseconds patience, const std::string& id) {
     std::string why;
     if (id.size() != sizeof(Nccl::Id)) return "the id of its communicator isn't an id of NCCL";
-    if (why.empty()) why = Cuda(gmeta_gpu_lane_device(&device_, nullptr, 0));
-    if (why.empty()) why = Cuda(gmeta_gpu_lane_create(&stream_, &ready_));
-    if (why.empty()) why = Cuda(gmeta_gpu_lane_create(nullptr, &ended_));
+    if (why.empty()) why = Cuda(gmeta_gpu_device(&device_, nullptr, 0));
+    if (why.empty()) why = Cuda(gmeta_gpu_stream_create(1, &stream_, &ready_));
+    if (why.empty()) why = Cuda(gmeta_gpu_stream_create(1, nullptr, &ended_));
     if (why.empty()) why = lane_.Connect(rank, addresses, key, start, patience, "");
     if (why.empty()) why = OpenComm(rank, static_cast<int>(addresses.size()), id, start);
     patience_ = patience;
@@ -152,7 +152,7 @@ class NcclLane {
   // As Channel::Advance.
   bool Advance(bool may_sleep) {
     if (phase_ == Phase::kIdle) return true;
-    if (std::string why = Cuda(gmeta_gpu_lane_use(device_)); !why.empty()) return Fail(why, Here());
+    if (std::string why = Cuda(gmeta_gpu_use(device_)); !why.empty()) return Fail(why, Here());
     if (phase_ == Phase::kCompare) {
       if (!lane_.Advance(may_sleep)) return false;
       if (!lane_.failure().empty()) return Fail(lane_.failure(), "");
@@ -177,8 +177,8 @@ class NcclLane {
     launch_ = std::move(launch);
     is_ready_ = has_told_ = false;
     lost_.clear();
-    std::string why = Cuda(gmeta_gpu_lane_use(device_));
-    if (why.empty()) why = Cuda(gmeta_gpu_lane_record(ready_, compute));
+    std::string why = Cuda(gmeta_gpu_use(device_));
+    if (why.empty()) why = Cuda(gmeta_gpu_event_record(ready_, compute));
     if (!why.empty()) {
       Fail(why, Here());
       return;
@@ -189,13 +189,13 @@ class NcclLane {
   }
 
   std::string Queue() {
-    if (std::string why = Cuda(gmeta_gpu_lane_wait(stream_, ready_)); !why.empty()) return why;
+    if (std::string why = Cuda(gmeta_gpu_stream_wait(stream_, ready_)); !why.empty()) return why;
     std::string why = Said(nccl_.group_start());
     if (!why.empty()) return why;
     why = Said(launch_());
     const std::string at_end = Said(nccl_.group_end());  // in any case, or the thread stays in it
     if (why.empty()) why = at_end;
-    return why.empty() ? Cuda(gmeta_gpu_lane_record(ended_, stream_)) : why;
+    return why.empty() ? Cuda(gmeta_gpu_event_record(ended_, stream_)) : why;
   }
 
   bool Wait(bool may_sleep) {
@@ -227,12 +227,12 @@ class NcclLane {
     int32_t happened = 0;
     std::string why;
     if (!is_ready_) {
-      why = Cuda(gmeta_gpu_lane_query(ready_, &happened));
+      why = Cuda(gmeta_gpu_event_query(ready_, &happened));
       is_ready_ = happened != 0;
       ready_at_ = now;
     }
     if (is_ready_ && why.empty()) {
-      why = Cuda(gmeta_gpu_lane_query(ended_, &happened));
+      why = Cuda(gmeta_gpu_event_query(ended_, &happened));
       *has_ended = happened != 0;
     }
     return why;
@@ -301,7 +301,7 @@ class NcclLane {
     opening->device = device_;
     std::memcpy(opening->id.bytes, id.data(), sizeof opening->id.bytes);
     std::thread([=] {
-      opening->why = Cuda(gmeta_gpu_lane_use(opening->device));
+      opening->why = Cuda(gmeta_gpu_use(opening->device));
       if (opening->why.empty()) {
         const int code = opening->nccl.comm_init_rank(&opening->comm, size, opening->id, rank);
         opening->why = Said(opening->nccl, code);
@@ -324,18 +324,18 @@ class NcclLane {
     if (comm == nullptr) return;
     const auto done = std::make_shared<std::atomic<bool>>(false);
     std::thread([done, comm, abort = nccl_.comm_abort, device = device_] {
-      gmeta_gpu_lane_use(device);
+      gmeta_gpu_use(device);
       abort(comm);
       *done = true;
     }).detach();
     bool is_last = false;  // the event follows all that the lane has queued
     for (const auto until = Clock::now() + milliseconds(5000); Clock::now() < until;) {
       if (*done && !is_last) {
-        if (gmeta_gpu_lane_record(ended_, stream_) != GMETA_CUDA_OK) return;
+        if (gmeta_gpu_event_record(ended_, stream_) != GMETA_CUDA_OK) return;
         is_last = true;
       }
       int32_t happened = 0;
-      if (is_last && (gmeta_gpu_lane_query(ended_, &happened) != GMETA_CUDA_OK || happened)) return;
+      if (is_last && (gmeta_gpu_event_query(ended_, &happened) != GMETA_CUDA_OK || happened)) return;
       std::this_thread::sleep_for(milliseconds(1));
     }
   }

@@ -30,9 +30,17 @@ void MergeFeature(const MergeSettings& settings, int feature, const Tensor& tens
   if (good != n) *bad = {feature, static_cast<int64_t>(good), static_cast<int64_t>(ids[good])};
 }
 
-struct HostMerger {
-  static absl::Status Merge(OpKernelContext* context, const MergeSettings& settings, bool mix,
-                            int64_t* keys, BadId* bad) {
+class HostMergeKeysOp : public tensorflow::OpKernel {
+ public:
+  explicit HostMergeKeysOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, settings_.Read(context));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    bool mix = false;
+    int64_t* keys = nullptr;
+    OP_REQUIRES_OK(context, settings_.Begin(context, &mix, &keys));
+    if (keys == nullptr) return;
     const size_t vectors = static_cast<size_t>(context->num_inputs()) - 1;
     std::vector<int64_t*> to(vectors, keys);
     for (size_t i = 1; i < vectors; ++i) {
@@ -46,19 +54,20 @@ struct HostMerger {
         const int feature = static_cast<int>(i);
         const Tensor& ids = context->input(feature + 1);
         const bool wide = ids.dtype() == tensorflow::DT_INT64;
-        (wide ? MergeFeature<int64_t> : MergeFeature<int32_t>)(settings, feature, ids, mix, to[i],
+        (wide ? MergeFeature<int64_t> : MergeFeature<int32_t>)(settings_, feature, ids, mix, to[i],
                                                                &found[i]);
       }
     });
     const auto first = std::find_if(found.begin(), found.end(),
                                     [](const BadId& each) { return each.feature >= 0; });
-    if (first != found.end()) *bad = *first;
-    return absl::OkStatus();
+    if (first != found.end()) OP_REQUIRES_OK(context, settings_.Refuse(context, *first));
   }
+
+ private:
+  MergeSettings settings_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("GmetaMergeKeys").Device(tensorflow::DEVICE_CPU),
-                        MergeKeysOp<HostMerger>);
+REGISTER_KERNEL_BUILDER(Name("GmetaMergeKeys").Device(tensorflow::DEVICE_CPU), HostMergeKeysOp);
 
 }  // namespace
 }  // namespace gmeta

@@ -1,8 +1,10 @@
-// The GPU kernel of GmetaMergeKeys. It waits for the place of the first id that doesn't fit, unless
-// all features are hashed.
+// The GPU kernel of GmetaMergeKeys. Unless all features are hashed, the host must know the place of
+// the first id that doesn't fit, so the kernel runs beside the compute stream.
 
-#include "ops/common/kernels_gpu.h"
+#include "ops/common/kernels_beside.h"
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "ops/merge_keys/gpu/merge_keys_abi.h"
@@ -15,37 +17,73 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-struct GpuMerger {
-  static absl::Status Merge(OpKernelContext* context, const MergeSettings& settings, bool mix,
-                            int64_t* keys, BadId* bad) {
+class GpuMergeKeysOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit GpuMergeKeysOp(tensorflow::OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, settings_.Read(context));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    bool mix = false;
+    int64_t* keys = nullptr;
+    OP_REQUIRES_OK_ASYNC(context, settings_.Begin(context, &mix, &keys), done);
+    if (keys == nullptr) return done();
+    const auto work = std::make_shared<Work>();
+    OP_REQUIRES_OK_ASYNC(
+        context,
+        context->allocate_temp(tensorflow::DT_INT64, TensorShape({1}), &work->place), done);
+    if (!settings_.checks()) {
+      OP_REQUIRES_OK_ASYNC(context, Merge(context, mix, keys, &work->place, CudaStream(context)),
+                           done);
+      return done();
+    }
+    const auto begin = [&](SideStream* side) {
+      TF_RETURN_IF_ERROR(CudaStatus(side->Follow()));
+      TF_RETURN_IF_ERROR(Merge(context, mix, keys, &work->place, side->stream()));
+      return ReadBeside(context, work->place, *side, &work->found);
+    };
+    RunBeside(context, begin, [this, context, work] { return Check(context, work->found); },
+              std::move(done));
+  }
+
+ private:
+  struct Work {
+    Tensor place, found;
+  };
+
+  absl::Status Merge(OpKernelContext* context, bool mix, int64_t* keys, Tensor* place,
+                     void* stream) const {
     std::vector<gmeta_gpu_feature_ids> features;
     for (int i = 0; i + 1 < context->num_inputs(); ++i) {
       const Tensor& ids = context->input(i + 1);
-      features.push_back({ids.tensor_data().data(), ids.NumElements(), settings.prefixes[i],
-                          ids.dtype() == tensorflow::DT_INT64, settings.hashed[i]});
+      features.push_back({ids.tensor_data().data(), ids.NumElements(), settings_.prefixes[i],
+                          ids.dtype() == tensorflow::DT_INT64, settings_.hashed[i]});
     }
-    Tensor place, found;
-    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, TensorShape({1}), &place));
-    TF_RETURN_IF_ERROR(CudaStatus(gmeta_gpu_merge_keys(
+    return CudaStatus(gmeta_gpu_merge_keys(
         features.data(), static_cast<int64_t>(features.size()),
-        static_cast<int32_t>(settings.id_bits), mix, static_cast<int32_t>(settings.mix_bits), keys,
-        place.flat<int64_t>().data(), CudaStream(context))));
-    if (!settings.checks()) return absl::OkStatus();
-    TF_RETURN_IF_ERROR(ReadBack(context, place, &found));
+        static_cast<int32_t>(settings_.id_bits), mix, static_cast<int32_t>(settings_.mix_bits),
+        keys, place->flat<int64_t>().data(), stream));
+  }
+
+  absl::Status Check(OpKernelContext* context, const Tensor& found) const {
     int64_t at = found.flat<int64_t>()(0);
     if (at < 0) return absl::OkStatus();
     int feature = 0;
-    for (; at >= features[feature].n; ++feature) at -= features[feature].n;
+    for (; at >= context->input(feature + 1).NumElements(); ++feature) {
+      at -= context->input(feature + 1).NumElements();
+    }
     Tensor id;
     TF_RETURN_IF_ERROR(ReadBack(context, context->input(feature + 1).Slice(at, at + 1), &id));
     const bool wide = id.dtype() == tensorflow::DT_INT64;
-    *bad = {feature, at, wide ? id.flat<int64_t>()(0) : id.flat<int32_t>()(0)};
-    return absl::OkStatus();
+    return settings_.Refuse(context,
+                            {feature, at, wide ? id.flat<int64_t>()(0) : id.flat<int32_t>()(0)});
   }
+
+  MergeSettings settings_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaMergeKeys").Device(tensorflow::DEVICE_GPU).HostMemory("mix"),
-                        MergeKeysOp<GpuMerger>);
+                        GpuMergeKeysOp);
 
 }  // namespace
 }  // namespace gmeta

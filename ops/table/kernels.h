@@ -4,7 +4,7 @@
 //
 // An engine has the interface of HostEngine (kernels_host.h): it is made from TableSettings, and
 // its functions take the op's context, which gives the threads or the stream to work on, and return
-// a Status.
+// a Status; Peek may return before its work has ended, and ends the op.
 
 #ifndef GMETA_OPS_TABLE_KERNELS_H_
 #define GMETA_OPS_TABLE_KERNELS_H_
@@ -25,6 +25,7 @@
 
 namespace gmeta {
 
+using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -91,44 +92,68 @@ class HashTableResource : public tensorflow::ResourceBase {
   std::shared_ptr<Engine> table_;
 };
 
-// An op on a table: finds it and, if the op has keys, checks them.
+// A table that an op has found. The pointer keeps the table while the op works on it.
+template <class Engine>
+struct FoundTable {
+  std::string name;
+  std::shared_ptr<Engine> table;
+
+  // Finds the table that is an op's first input, and checks the keys, if they are the second one.
+  absl::Status Find(OpKernelContext* context, bool takes_keys) {
+    tensorflow::core::RefCountPtr<HashTableResource<Engine>> resource;
+    TF_RETURN_IF_ERROR(
+        tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, 0), &resource));
+    name = resource->name();
+    table = resource->table();
+    if (!takes_keys) return absl::OkStatus();
+    const Tensor& keys = context->input(1);
+    if (!TensorShapeUtils::IsVector(keys.shape())) {
+      return Invalid("table '", name, "': keys must be a vector, got shape ",
+                     keys.shape().DebugString());
+    }
+    if (keys.NumElements() > Engine::kMaxKeys) {
+      return Invalid("table '", name, "': at most ", Engine::kMaxKeys, " keys in a call, got ",
+                     keys.NumElements(), ": split the batch");
+    }
+    return absl::OkStatus();
+  }
+
+  // Returns what went wrong if `work` throws.
+  template <class Work>
+  absl::Status Try(const Work& work) const {
+    try {
+      return work();
+    } catch (const std::bad_alloc&) {
+      return Fail(
+          "host memory has no room for its rows: bound it by an eviction policy, or keep rows on a "
+          "drive (gmeta.policies.Tiers)");
+    } catch (const std::exception& error) {  // a drive that fails, or numbers that have run out
+      return Fail(error.what());
+    }
+  }
+
+  absl::Status Fail(const char* why) const {
+    return absl::ResourceExhaustedError(absl::StrCat("table '", name, "': ", why));
+  }
+};
+
+// An op on a table, which it finds. If it has keys, it checks them.
 template <class Engine>
 class TableOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) final {
-    tensorflow::core::RefCountPtr<HashTableResource<Engine>> resource;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(
-                                context, tensorflow::HandleFromInput(context, 0), &resource));
-    if (takes_keys() && context->num_inputs() > 1) {
-      const Tensor& keys = context->input(1);
-      OP_REQUIRES(context, TensorShapeUtils::IsVector(keys.shape()),
-                  Invalid("table '", resource->name(), "': keys must be a vector, got shape ",
-                          keys.shape().DebugString()));
-      OP_REQUIRES(context, keys.NumElements() <= Engine::kMaxKeys,
-                  Invalid("table '", resource->name(), "': at most ", Engine::kMaxKeys,
-                          " keys in a call, got ", keys.NumElements(), ": split the batch"));
-    }
-    const std::shared_ptr<Engine> table = resource->table();
-    try {
-      Run(context, resource->name(), *table);
-    } catch (const std::bad_alloc&) {
-      Fail(
-          context, resource->name(),
-          "host memory has no room for its rows: bound it by an eviction policy, or keep rows on a "
-          "drive (gmeta.policies.Tiers)");
-    } catch (const std::exception& error) {  // a drive that fails, or numbers that have run out
-      Fail(context, resource->name(), error.what());
-    }
+    FoundTable<Engine> found;
+    OP_REQUIRES_OK(context, found.Find(context, takes_keys() && context->num_inputs() > 1));
+    OP_REQUIRES_OK(context, found.Try([&] {
+      Run(context, found.name, *found.table);
+      return absl::OkStatus();
+    }));
   }
 
  protected:
   virtual void Run(OpKernelContext* context, const std::string& name, Engine& table) = 0;
-
-  static void Fail(OpKernelContext* context, const std::string& name, const char* why) {
-    context->CtxFailure(absl::ResourceExhaustedError(absl::StrCat("table '", name, "': ", why)));
-  }
 
   // Whether the input after the table, if there is one, is a vector of keys.
   virtual bool takes_keys() const { return true; }

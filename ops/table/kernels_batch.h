@@ -87,23 +87,29 @@ class LookupOp : public TableOp<Engine> {
   bool distinct_;
 };
 
+// It is asynchronous because a GPU reads the rows beside other work.
 template <class Engine>
-class PeekOp : public TableOp<Engine> {
+class PeekOp : public AsyncOpKernel {
  public:
-  explicit PeekOp(OpKernelConstruction* context) : TableOp<Engine>(context) {
+  explicit PeekOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("dim", &dim_));
   }
 
- protected:
-  void Run(OpKernelContext* context, const std::string& name, Engine& table) override {
-    OP_REQUIRES(context, dim_ == table.dim(),
-                Invalid("table '", name, "' has dim ", table.dim(), ", but the peek says ", dim_));
-    const int64_t n = this->KeyCount(context);
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    FoundTable<Engine> found;
+    OP_REQUIRES_OK_ASYNC(context, found.Find(context, /*takes_keys=*/true), done);
+    OP_REQUIRES_ASYNC(context, dim_ == found.table->dim(),
+                      Invalid("table '", found.name, "' has dim ", found.table->dim(),
+                              ", but the peek says ", dim_),
+                      done);
+    const Tensor& keys = context->input(1);
+    const int64_t n = keys.NumElements();
     Tensor *rows, *stamps;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({n, dim_}), &rows, NearGpu()));
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({n}), &stamps));
-    OP_REQUIRES_OK(context, table.Peek(context, this->Keys(context), n, rows->flat<float>().data(),
-                                       stamps->flat<int64_t>().data()));
+    OP_REQUIRES_OK_ASYNC(
+        context, context->allocate_output(0, TensorShape({n, dim_}), &rows, NearGpu()), done);
+    OP_REQUIRES_OK_ASYNC(context, context->allocate_output(1, TensorShape({n}), &stamps), done);
+    Engine::Peek(context, found, keys.flat<int64_t>().data(), n, rows->flat<float>().data(),
+                 stamps->flat<int64_t>().data(), std::move(done));
   }
 
  private:

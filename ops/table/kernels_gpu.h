@@ -6,8 +6,9 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
-#include "ops/common/kernels_gpu.h"
+#include "ops/common/kernels_beside.h"
 #include "ops/table/gpu/table_abi.h"
 #include "ops/table/host/table.h"
 #include "ops/table/kernels.h"
@@ -19,7 +20,7 @@ class GpuEngine {
   static constexpr char kDevice[] = "GPU";
   static constexpr int64_t kMaxKeys = int64_t{1} << 30;
 
-  explicit GpuEngine(gmeta_gpu_table* table) : table_(table) {}
+  GpuEngine(gmeta_gpu_table* table, bool has_tiers) : table_(table), has_tiers_(has_tiers) {}
   GpuEngine(const GpuEngine&) = delete;
   GpuEngine& operator=(const GpuEngine&) = delete;
   ~GpuEngine() { gmeta_gpu_table_destroy(table_); }
@@ -60,7 +61,7 @@ class GpuEngine {
                          context->device()->GetAllocator(tensorflow::AllocatorAttributes())};
     gmeta_gpu_table* table = nullptr;
     TF_RETURN_IF_ERROR(CudaStatus(gmeta_gpu_table_create(&options, &table)));
-    *out = std::make_unique<GpuEngine>(table);
+    *out = std::make_unique<GpuEngine>(table, settings.hbm_rows > 0);
     return absl::OkStatus();
   }
 
@@ -75,9 +76,24 @@ class GpuEngine {
                : gmeta_gpu_table_lookup(table_, keys, n, rows, stream));
   }
 
-  absl::Status Peek(OpKernelContext* context, const int64_t* keys, int64_t n, float* rows,
-                    int64_t* stamps) {
-    return CudaStatus(gmeta_gpu_table_peek(table_, keys, n, rows, stamps, CudaStream(context)));
+  // Reads rows beside the compute stream. A table in tiers has streams of its own for the rows that
+  // move, and takes memory while it reads, which isn't safe there.
+  static void Peek(OpKernelContext* context, const FoundTable<GpuEngine>& found,
+                   const int64_t* keys, int64_t n, float* rows, int64_t* stamps,
+                   AsyncOpKernel::DoneCallback done) {
+    const auto peek = [&](void* stream) {
+      return CudaStatus(
+          gmeta_gpu_table_peek(found.table->table_, keys, n, rows, stamps, stream));
+    };
+    if (found.table->has_tiers_) {
+      OP_REQUIRES_OK_ASYNC(context, peek(CudaStream(context)), done);
+      return done();
+    }
+    const auto begin = [&](SideStream* side) {
+      TF_RETURN_IF_ERROR(CudaStatus(side->Follow()));
+      return peek(side->stream());
+    };
+    RunBeside(context, begin, [found] { return absl::OkStatus(); }, std::move(done));
   }
 
   absl::Status Reread(OpKernelContext* context, const int64_t* keys, int64_t n, bool insert,
@@ -252,6 +268,7 @@ class GpuEngine {
   }
 
   gmeta_gpu_table* const table_;
+  const bool has_tiers_;
 };
 
 }  // namespace gmeta

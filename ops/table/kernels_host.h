@@ -64,10 +64,15 @@ class HostEngine {
     return absl::OkStatus();
   }
 
-  absl::Status Peek(OpKernelContext* context, const int64_t* keys, int64_t n, float* rows,
-                    int64_t* stamps) {
-    table_.Peek(keys, n, rows, stamps, PoolParallelFor(context));
-    return absl::OkStatus();
+  static void Peek(OpKernelContext* context, const FoundTable<HostEngine>& found,
+                   const int64_t* keys, int64_t n, float* rows, int64_t* stamps,
+                   const AsyncOpKernel::DoneCallback& done) {
+    const auto peek = [&] {
+      found.table->table_.Peek(keys, n, rows, stamps, PoolParallelFor(context));
+      return absl::OkStatus();
+    };
+    OP_REQUIRES_OK_ASYNC(context, found.Try(peek), done);
+    done();
   }
 
   absl::Status Reread(OpKernelContext* context, const int64_t* keys, int64_t n, bool insert,

@@ -14,44 +14,47 @@ namespace gmeta {
 namespace {
 
 using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
-class HostFinder {
+template <bool kOrders>
+class HostIdsOp : public tensorflow::OpKernel {
  public:
-  static constexpr int64_t kMaxIds = std::numeric_limits<int32_t>::max();
+  explicit HostIdsOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, IdsOp<kOrders>::ReadRanks(context, &ranks_));
+  }
 
-  static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
-                           int64_t* keys, int32_t* inverse, int32_t* counts, int64_t* found) {
-    *found = static_cast<int64_t>(
-        FindUnique(ids, static_cast<size_t>(n), keys, inverse, PoolParallelFor(context)));
-    if (ranks > 0) {
-      OrderByOwner(static_cast<size_t>(ranks), keys, static_cast<size_t>(*found), inverse,
-                   static_cast<size_t>(n), counts);
+  void Compute(OpKernelContext* context) override {
+    typename IdsOp<kOrders>::Call call;
+    OP_REQUIRES_OK(context, call.Begin(context, ranks_, std::numeric_limits<int32_t>::max()));
+    const auto n = static_cast<size_t>(call.n);
+    if constexpr (kOrders) {
+      std::copy_n(call.ids, n, call.keys);
+      std::iota(call.inverse, call.inverse + n, 0);
+      Order(call, n);
+      context->set_output(0, call.room);
+    } else {
+      const size_t found =
+          n == 0 ? 0 : FindUnique(call.ids, n, call.keys, call.inverse, PoolParallelFor(context));
+      if (ranks_ > 0) Order(call, found);
+      // A copy of just the keys: if there are few, the room is mostly empty.
+      tensorflow::Tensor* keys;
+      const tensorflow::TensorShape shape({static_cast<int64_t>(found)});
+      OP_REQUIRES_OK(context, context->allocate_output(0, shape, &keys));
+      std::copy_n(call.keys, found, keys->flat<int64_t>().data());
     }
-    return absl::OkStatus();
   }
 
-  // Outputs a copy of just the keys: if there are few, `room` is mostly empty.
-  static absl::Status Emit(OpKernelContext* context, const Tensor& room, int64_t found) {
-    Tensor* keys;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, tensorflow::TensorShape({found}), &keys));
-    std::copy_n(room.flat<int64_t>().data(), found, keys->flat<int64_t>().data());
-    return absl::OkStatus();
+ private:
+  template <class Call>
+  void Order(const Call& call, size_t keys) const {
+    OrderByOwner(static_cast<size_t>(ranks_), call.keys, keys, call.inverse,
+                 static_cast<size_t>(call.n), call.counts);
   }
 
-  static absl::Status Order(OpKernelContext* /*context*/, const int64_t* ids, int64_t n,
-                            int32_t ranks, int64_t* keys, int32_t* inverse, int32_t* counts) {
-    std::copy_n(ids, n, keys);
-    std::iota(inverse, inverse + n, 0);
-    OrderByOwner(static_cast<size_t>(ranks), keys, static_cast<size_t>(n), inverse,
-                 static_cast<size_t>(n), counts);
-    return absl::OkStatus();
-  }
+  int64_t ranks_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_CPU), UniqueOp<HostFinder>);
-REGISTER_KERNEL_BUILDER(Name("GmetaOrderByOwner").Device(tensorflow::DEVICE_CPU),
-                        OrderByOwnerOp<HostFinder>);
+REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_CPU), HostIdsOp<false>);
+REGISTER_KERNEL_BUILDER(Name("GmetaOrderByOwner").Device(tensorflow::DEVICE_CPU), HostIdsOp<true>);
 
 }  // namespace
 }  // namespace gmeta

@@ -1,11 +1,5 @@
-// The ops GmetaUnique and GmetaOrderByOwner on any device: their checks and their outputs. A finder
-// has
-//   kMaxIds
-//   Find(context, ids, n, ranks, keys, inverse, counts, found)
-//   Emit(context, room, found)
-//   Order(context, ids, n, ranks, keys, inverse, counts)
-// Find's `keys` points into `room`, which has room for n; the found keys come first. `counts` is in
-// host memory.
+// What the kernels of GmetaUnique and GmetaOrderByOwner do on any device: their checks and their
+// outputs.
 
 #ifndef GMETA_OPS_UNIQUE_KERNELS_H_
 #define GMETA_OPS_UNIQUE_KERNELS_H_
@@ -15,77 +9,51 @@
 
 namespace gmeta {
 
-template <class Finder>
-class UniqueOp : public tensorflow::OpKernel {
- public:
-  explicit UniqueOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
-    OP_REQUIRES(context, ranks_ >= 0 && ranks_ <= 1024,
-                Invalid("GmetaUnique: ranks must lie in [0, 1024], got ", ranks_));
+// An op of ids: GmetaUnique, or GmetaOrderByOwner if `kOrders`.
+template <bool kOrders>
+struct IdsOp {
+  static constexpr const char* kName = kOrders ? "GmetaOrderByOwner" : "GmetaUnique";
+
+  // Reads the attribute `ranks`.
+  static absl::Status ReadRanks(tensorflow::OpKernelConstruction* context, int64_t* ranks) {
+    TF_RETURN_IF_ERROR(context->GetAttr("ranks", ranks));
+    constexpr int64_t kLeast = kOrders ? 1 : 0;
+    if (kLeast <= *ranks && *ranks <= 1024) return absl::OkStatus();
+    return Invalid(kName, ": ranks must lie in [", kLeast, ", 1024], got ", *ranks);
   }
 
-  void Compute(tensorflow::OpKernelContext* context) override {
-    const tensorflow::Tensor& ids = context->input(0);
-    const int64_t n = ids.NumElements();
-    OP_REQUIRES(context, n <= Finder::kMaxIds,
-                Invalid("GmetaUnique: at most ", Finder::kMaxIds, " ids in a call, got ", n,
-                        ": split the batch"));
-    tensorflow::Tensor* inverse;
-    OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &inverse, NearGpu()));
-    tensorflow::Tensor *counts, room;
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(2, tensorflow::TensorShape({ranks_}), &counts));
-    counts->flat<int32_t>().setZero();
-    OP_REQUIRES_OK(
-        context, context->allocate_temp(tensorflow::DT_INT64, tensorflow::TensorShape({n}), &room));
-    int64_t found = 0;
-    if (n > 0) {
-      OP_REQUIRES_OK(
-          context,
-          Finder::Find(context, ids.flat<int64_t>().data(), n, static_cast<int32_t>(ranks_),
-                       room.flat<int64_t>().data(), inverse->flat<int32_t>().data(),
-                       counts->flat<int32_t>().data(), &found));
+  // A call's memory. `room` has place for all ids; the found keys come first in it.
+  struct Call {
+    const int64_t* ids;
+    int64_t n;
+    tensorflow::Tensor room;
+    int64_t* keys;
+    int32_t *inverse, *counts;  // the counts are in host memory
+
+    // Checks the ids, and allocates all outputs but the keys.
+    absl::Status Begin(tensorflow::OpKernelContext* context, int64_t ranks, int64_t most) {
+      using tensorflow::TensorShape;
+      const tensorflow::Tensor& input = context->input(0);
+      ids = input.flat<int64_t>().data();
+      n = input.NumElements();
+      if (kOrders && !tensorflow::TensorShapeUtils::IsVector(input.shape())) {
+        return Invalid(kName, ": ids must be a vector, got the shape ",
+                       input.shape().DebugString());
+      }
+      if (n > most) {
+        return Invalid(kName, ": at most ", most, " ids in a call, got ", n, ": split the batch");
+      }
+      tensorflow::Tensor *places, *of_owners;
+      TF_RETURN_IF_ERROR(context->allocate_output(1, input.shape(), &places, NearGpu()));
+      TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({ranks}), &of_owners));
+      of_owners->flat<int32_t>().setZero();
+      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &room));
+      keys = room.flat<int64_t>().data();
+      inverse = places->flat<int32_t>().data();
+      counts = of_owners->flat<int32_t>().data();
+      return absl::OkStatus();
     }
-    OP_REQUIRES_OK(context, Finder::Emit(context, room, found));
-  }
-
- private:
-  int64_t ranks_;
-};
-
-template <class Finder>
-class OrderByOwnerOp : public tensorflow::OpKernel {
- public:
-  explicit OrderByOwnerOp(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
-    OP_REQUIRES(context, ranks_ <= 1024,
-                Invalid("GmetaOrderByOwner: ranks must lie in [1, 1024], got ", ranks_));
-  }
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    const tensorflow::Tensor& ids = context->input(0);
-    OP_REQUIRES(context, tensorflow::TensorShapeUtils::IsVector(ids.shape()),
-                Invalid("GmetaOrderByOwner: ids must be a vector, got the shape ",
-                        ids.shape().DebugString()));
-    const int64_t n = ids.NumElements();
-    OP_REQUIRES(context, n <= Finder::kMaxIds,
-                Invalid("GmetaOrderByOwner: at most ", Finder::kMaxIds, " ids in a call, got ", n,
-                        ": split the batch"));
-    tensorflow::Tensor *keys, *inverse, *counts;
-    OP_REQUIRES_OK(context, context->allocate_output(0, ids.shape(), &keys));
-    OP_REQUIRES_OK(context, context->allocate_output(1, ids.shape(), &inverse));
-    OP_REQUIRES_OK(context,
-                   context->allocate_output(2, tensorflow::TensorShape({ranks_}), &counts));
-    counts->flat<int32_t>().setZero();
-    if (n == 0) return;
-    OP_REQUIRES_OK(
-        context, Finder::Order(context, ids.flat<int64_t>().data(), n, static_cast<int32_t>(ranks_),
-                               keys->flat<int64_t>().data(), inverse->flat<int32_t>().data(),
-                               counts->flat<int32_t>().data()));
-  }
-
- private:
-  int64_t ranks_;
+  };
 };
 
 }  // namespace gmeta

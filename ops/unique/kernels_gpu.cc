@@ -1,9 +1,11 @@
-// The GPU kernels of GmetaUnique and GmetaOrderByOwner. The number of keys is a shape, which the
-// host must know, as are the numbers of keys of each rank, so the ops wait for them.
+// The GPU kernels of GmetaUnique and GmetaOrderByOwner, which run beside the compute stream. The
+// number of keys is a shape, which the host must know, as are the numbers of keys of each rank.
 
-#include "ops/common/kernels_gpu.h"
+#include "ops/common/kernels_beside.h"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "ops/unique/gpu/unique_abi.h"
 #include "ops/unique/kernels.h"
@@ -15,58 +17,69 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-struct GpuFinder {
-  static constexpr int64_t kMaxIds = int64_t{1} << 30;
+template <bool kOrders>
+class GpuIdsOp : public tensorflow::AsyncOpKernel {
+ public:
+  explicit GpuIdsOp(tensorflow::OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, IdsOp<kOrders>::ReadRanks(context, &ranks_));
+  }
 
-  static absl::Status Find(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
-                           int64_t* keys, int32_t* inverse, int32_t* counts, int64_t* found) {
-    const size_t bytes = gmeta_gpu_unique_workspace(n, ranks);
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto work = std::make_shared<Work>();
+    OP_REQUIRES_OK_ASYNC(context, work->call.Begin(context, ranks_, int64_t{1} << 30), done);
+    if (work->call.n == 0) {
+      context->set_output(0, work->call.room);
+      return done();
+    }
+    const int64_t ranks = ranks_;
+    RunBeside(
+        context, [&](SideStream* side) { return work->Begin(context, ranks, side); },
+        [=] { return work->End(context, ranks); }, std::move(done));
+  }
+
+ private:
+  struct Work {
+    typename IdsOp<kOrders>::Call call;
     Tensor workspace, of_owners, numbers;  // of_owners: a count for each owner, then the total
-    TF_RETURN_IF_ERROR(context->allocate_temp(
-        tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(bytes)}), &workspace));
-    TF_RETURN_IF_ERROR(
-        context->allocate_temp(tensorflow::DT_INT32, TensorShape({ranks + 1}), &of_owners));
-    int32_t* const on_device = of_owners.flat<int32_t>().data();
-    void* const room = workspace.flat<tensorflow::int8>().data();
-    void* const stream = CudaStream(context);
-    TF_RETURN_IF_ERROR(CudaStatus(
-        ranks == 0 ? gmeta_gpu_unique(ids, n, keys, inverse, on_device, room, bytes, stream)
-                   : gmeta_gpu_unique_by_owner(ids, n, ranks, keys, inverse, on_device,
-                                               on_device + ranks, room, bytes, stream)));
-    TF_RETURN_IF_ERROR(ReadBack(context, of_owners, &numbers));
-    std::copy_n(numbers.flat<int32_t>().data(), ranks, counts);
-    *found = numbers.flat<int32_t>()(ranks);
-    return absl::OkStatus();
-  }
 
-  // Outputs the room itself, cut to size: its memory is freed with the batch.
-  static absl::Status Emit(OpKernelContext* context, const Tensor& room, int64_t found) {
-    context->set_output(0, room.Slice(0, found));
-    return absl::OkStatus();
-  }
+    absl::Status Begin(OpKernelContext* context, int64_t owners, SideStream* side) {
+      const auto ranks = static_cast<int32_t>(owners);
+      const size_t bytes = kOrders ? gmeta_gpu_order_by_owner_workspace(call.n, ranks)
+                                   : gmeta_gpu_unique_workspace(call.n, ranks);
+      TF_RETURN_IF_ERROR(context->allocate_temp(
+          tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(bytes)}), &workspace));
+      TF_RETURN_IF_ERROR(
+          context->allocate_temp(tensorflow::DT_INT32, TensorShape({ranks + !kOrders}), &of_owners));
+      TF_RETURN_IF_ERROR(CudaStatus(side->Follow()));
+      int32_t* const counts = of_owners.flat<int32_t>().data();
+      void* const room = workspace.flat<tensorflow::int8>().data();
+      void* const stream = side->stream();
+      TF_RETURN_IF_ERROR(CudaStatus(
+          kOrders      ? gmeta_gpu_order_by_owner(call.ids, call.n, ranks, call.keys, call.inverse,
+                                                  counts, room, bytes, stream)
+          : ranks == 0 ? gmeta_gpu_unique(call.ids, call.n, call.keys, call.inverse, counts, room,
+                                          bytes, stream)
+                       : gmeta_gpu_unique_by_owner(call.ids, call.n, ranks, call.keys, call.inverse,
+                                                   counts, counts + ranks, room, bytes, stream)));
+      return ReadBeside(context, of_owners, *side, &numbers);
+    }
 
-  static absl::Status Order(OpKernelContext* context, const int64_t* ids, int64_t n, int32_t ranks,
-                            int64_t* keys, int32_t* inverse, int32_t* counts) {
-    const size_t bytes = gmeta_gpu_order_by_owner_workspace(n, ranks);
-    Tensor workspace, of_owners, numbers;
-    TF_RETURN_IF_ERROR(context->allocate_temp(
-        tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(bytes)}), &workspace));
-    TF_RETURN_IF_ERROR(
-        context->allocate_temp(tensorflow::DT_INT32, TensorShape({ranks}), &of_owners));
-    TF_RETURN_IF_ERROR(CudaStatus(gmeta_gpu_order_by_owner(
-        ids, n, ranks, keys, inverse, of_owners.flat<int32_t>().data(),
-        workspace.flat<tensorflow::int8>().data(), bytes, CudaStream(context))));
-    TF_RETURN_IF_ERROR(ReadBack(context, of_owners, &numbers));
-    std::copy_n(numbers.flat<int32_t>().data(), ranks, counts);
-    return absl::OkStatus();
-  }
+    // Outputs the room itself, cut to size: its memory is freed with the batch.
+    absl::Status End(OpKernelContext* context, int64_t ranks) const {
+      const int32_t* const counts = numbers.flat<int32_t>().data();
+      std::copy_n(counts, ranks, call.counts);
+      context->set_output(0, kOrders ? call.room : call.room.Slice(0, counts[ranks]));
+      return absl::OkStatus();
+    }
+  };
+
+  int64_t ranks_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("GmetaUnique").Device(tensorflow::DEVICE_GPU).HostMemory("counts"),
-                        UniqueOp<GpuFinder>);
+                        GpuIdsOp<false>);
 REGISTER_KERNEL_BUILDER(
-    Name("GmetaOrderByOwner").Device(tensorflow::DEVICE_GPU).HostMemory("counts"),
-    OrderByOwnerOp<GpuFinder>);
+    Name("GmetaOrderByOwner").Device(tensorflow::DEVICE_GPU).HostMemory("counts"), GpuIdsOp<true>);
 
 }  // namespace
 }  // namespace gmeta

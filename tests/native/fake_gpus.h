@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops/lane/gpu/stream_abi.h"
+#include "ops/common/gpu/stream_abi.h"
 #include "ops/lane/nccl.h"
 
 namespace fake {
@@ -218,28 +218,28 @@ inline gmeta::lane::Nccl MakeNccl() {
 
 inline const char* gmeta_cuda_error(void) { return "a fake error"; }
 
-inline int gmeta_gpu_lane_device(int32_t* device, char* address, size_t size) {
+inline int gmeta_gpu_device(int32_t* device, char* address, size_t size) {
   *device = 0;
   return GMETA_CUDA_OK;
 }
-inline int gmeta_gpu_lane_use(int32_t) { return GMETA_CUDA_OK; }
-inline int gmeta_gpu_lane_create(void** stream, void** event) {
+inline int gmeta_gpu_use(int32_t) { return GMETA_CUDA_OK; }
+inline int gmeta_gpu_stream_create(int32_t, void** stream, void** event) {
   if (stream != nullptr) *stream = new fake::Stream;
   if (event != nullptr) *event = new fake::Event;
   return GMETA_CUDA_OK;
 }
-inline int gmeta_gpu_lane_destroy(void* stream, void* event) {
+inline int gmeta_gpu_stream_destroy(void* stream, void* event) {
   delete static_cast<fake::Stream*>(stream);
   delete static_cast<fake::Event*>(event);
   return GMETA_CUDA_OK;
 }
-inline int gmeta_gpu_lane_record(void* event, void* stream) {
+inline int gmeta_gpu_event_record(void* event, void* stream) {
   const auto state = static_cast<fake::Event*>(event)->state;
   const int number = ++state->recorded;
   static_cast<fake::Stream*>(stream)->Push([=] { state->reached = number; });
   return GMETA_CUDA_OK;
 }
-inline int gmeta_gpu_lane_wait(void* stream, void* event) {
+inline int gmeta_gpu_stream_wait(void* stream, void* event) {
   const auto state = static_cast<fake::Event*>(event)->state;
   const int number = state->recorded;
   static_cast<fake::Stream*>(stream)->Push([=] {
@@ -247,9 +247,15 @@ inline int gmeta_gpu_lane_wait(void* stream, void* event) {
   });
   return GMETA_CUDA_OK;
 }
-inline int gmeta_gpu_lane_query(void* event, int32_t* happened) {
+inline int gmeta_gpu_event_query(void* event, int32_t* happened) {
   const auto state = static_cast<fake::Event*>(event)->state;
   *happened = state->reached >= state->recorded;
+  return GMETA_CUDA_OK;
+}
+inline int gmeta_gpu_event_await(void* event) {
+  const auto state = static_cast<fake::Event*>(event)->state;
+  const int number = state->recorded;
+  while (state->reached < number) std::this_thread::yield();
   return GMETA_CUDA_OK;
 }
 

@@ -4,7 +4,8 @@
 
     o_i = s sum_{j <= i} SiLU(alpha q_i k_j) v_j
 
-With `--form softmax` a softmax over the same j takes the place of SiLU.
+With `--window W` only j >= i - W are seen. With `--form softmax` a softmax over the same j takes the place of
+SiLU.
 
 forward, backward  the outputs; the gradients of q, k and v
 Triton             our own kernel in Triton, for jagged sequences like the native one
@@ -117,7 +118,10 @@ class Bench:
             "gpu": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "triton": triton.__version__,
-            "settings": {"tokens": self.tokens, "heads": HEADS, "dtype": "bfloat16", "mask": "causal"},
+            "settings": {
+                **{"tokens": self.tokens, "heads": HEADS, "dtype": "bfloat16"},
+                "mask": "causal" if given.window is None else f"window of {given.window}",
+            },
         }
         self.results: list[Result] = []
         self.matmul = self.matmul_rate("before")
@@ -169,7 +173,7 @@ class Bench:
             return SdpaAttention(*inputs, lengths, ours.alpha, BACKENDS[name])
         from parts.attention.flex_form import FlexAttention
 
-        return FlexAttention(*inputs, lengths, ours.alpha)
+        return FlexAttention(*inputs, lengths, ours.alpha, self.given.window)
 
     def case(self, width: int, name: str, lengths: Array, peers: list[str]) -> None:
         """Both passes of one width and set of sequences."""
@@ -177,7 +181,8 @@ class Bench:
 
         seed = int(np.random.default_rng().integers(2**31))
         form = self.given.form
-        ours = GpuAttention(lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, form=form)
+        mask = self.given.window or "causal"
+        ours = GpuAttention(lengths.tolist(), HEADS, width, "bfloat16", mask, seed, form=form)
         if form == "softmax":
             ours.scale = 1.0
         inputs = [x.contiguous() for x in (ours.q, ours.k, ours.v, ours.of_out)]
@@ -213,7 +218,7 @@ class Bench:
         }
         for bias, of_bias in tables.items():
             biased = GpuAttention(
-                *(lengths.tolist(), HEADS, width, "bfloat16", "causal", seed, of_bias),
+                *(lengths.tolist(), HEADS, width, "bfloat16", mask, seed, of_bias),
                 places=int(lengths.max()),
                 form=form,
             )
@@ -264,6 +269,9 @@ def main() -> None:
     options.add_argument(
         "--form", default="silu", choices=PEERS, help="how scores become weights (default: %(default)s)"
     )
+    options.add_argument(
+        "--window", type=int, metavar="TOKENS", help="how far back a token sees; the peer is FlexAttention"
+    )
     options.add_argument("--alone", action="store_true", help="don't measure the peers")
     given = options.parse_args()
     absent = why_absent()
@@ -274,12 +282,16 @@ def main() -> None:
 
     bench = Bench(given)
     for width in map(int, given.dims.split(",")):
-        peers = [] if width == 64 or given.alone else list(PEERS[given.form])  # 64 is for ours alone
+        peers = list(PEERS[given.form]) if given.window is None else ["FlexAttention"]
+        if width == 64 or given.alone:  # 64 is for ours alone
+            peers = []
         for word in ["512", "jagged"] if given.smoke else given.lengths.split(","):
             if word == "jagged":
                 lengths, name = jagged_lengths(np.random.default_rng(0), bench.tokens), word
             else:
                 lengths, name = np.full(bench.tokens // int(word), int(word)), f"length{word}"
+            if given.window is not None:
+                name += f"/window{given.window}"
             bench.case(width, name, lengths, peers)
             gc.collect()
             torch.cuda.empty_cache()

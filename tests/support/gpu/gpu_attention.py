@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from support.gpu.cuda_library import call_library, library
 
-Mask = Literal["causal", "full", "targets", "window", "mixed"]
+Mask = Literal["causal", "full", "targets", "window", "mixed"] | int
 Table = Literal["positions", "time_buckets"]
 Form = Literal["silu", "softmax"]
 _STARTS = np.ceil(np.exp(0.301 * np.arange(1, 129))).astype(np.int64)  # of buckets, from the second on
@@ -64,7 +64,7 @@ def visible_of(length: int, mask: Mask, rng: np.random.Generator) -> npt.NDArray
     """What the tokens of one sequence see, in the form of `AttentionMask`: (length, 3).
 
     ``window`` and ``targets`` draw how far tokens see, and the numbers of contexts and targets; ``mixed`` has
-    all of these.
+    all of these. An integer is a causal window.
     """
     place = np.arange(length)
     contexts = targets = 0
@@ -76,6 +76,8 @@ def visible_of(length: int, mask: Mask, rng: np.random.Generator) -> npt.NDArray
     begin = first
     if mask in ("window", "mixed"):
         begin = np.maximum(first, before - int(rng.integers(1, 200)))
+    if isinstance(mask, int):
+        begin = np.maximum(first, before - mask)
     until = end if mask == "full" else before
     is_context = place < first
     begin, until = np.where(is_context, first, begin), np.where(is_context, first, until)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 import torch._functorch.config
 from parts.attention.cases import Array, causal_blocks
@@ -22,12 +23,13 @@ _compiled = torch.compile(flex_attention, dynamic=False)
 
 
 @cache
-def _mask(tokens: int, device: str) -> tuple[Any, Callable[..., Any]]:
-    """The sequence of each token, and the mask: one for all cases, so that it is compiled once."""
+def _mask(tokens: int, device: str, window: int | None) -> tuple[Any, Callable[..., Any]]:
+    """The sequence of each token, and the mask: one for all cases of a window, to be compiled once."""
     documents = torch.zeros(tokens, dtype=torch.int32, device=device)
 
     def seen(batch: Any, head: Any, row: Any, column: Any) -> Any:
-        return (row >= column) & (documents[row] == documents[column])
+        causal = (row >= column) & (documents[row] == documents[column])
+        return causal if window is None else causal & (row - column <= window)
 
     return documents, seen
 
@@ -39,12 +41,18 @@ def _listed(blocks: Array, device: str) -> tuple[Any, Any]:
     return dense.sum(-1).int(), order.int()
 
 
-def block_mask(lengths: Array, device: str = "cuda") -> BlockMask:
-    """The causal mask within sequences, whose tokens must be whole blocks in all."""
-    documents, seen = _mask(int(lengths.sum()), device)
+def block_mask(lengths: Array, device: str = "cuda", window: int | None = None) -> BlockMask:
+    """The causal mask, or that of a window, within sequences, whose tokens must be whole blocks in all."""
+    documents, seen = _mask(int(lengths.sum()), device, window)
     numbers = torch.arange(len(lengths), dtype=torch.int32)
     documents.copy_(torch.repeat_interleave(numbers, torch.as_tensor(lengths)))
     partial, full = causal_blocks(lengths, BLOCK)
+    if window is not None:
+        blocks = np.arange(len(full))
+        apart = BLOCK * (blocks[:, None] - blocks)  # from the first column of a block to its first row
+        near = (partial | full) & (apart - BLOCK < window)
+        full = full & (apart + BLOCK <= window + 1)
+        partial = near & ~full
     return BlockMask.from_kv_blocks(
         *_listed(partial, device), *_listed(full, device), BLOCK_SIZE=BLOCK, mask_mod=seen
     )
@@ -58,12 +66,15 @@ class FlexAttention:
       of_out: The gradient of the output, of the same shape.
       lengths: The lengths of the sequences.
       alpha: The factor of products of queries and keys.
+      window: How far back a token sees; None: any distance.
     """
 
-    def __init__(self, q: Any, k: Any, v: Any, of_out: Any, lengths: Array, alpha: float) -> None:
+    def __init__(
+        self, q: Any, k: Any, v: Any, of_out: Any, lengths: Array, alpha: float, window: int | None = None
+    ) -> None:
         self._inputs = [self._by_head(x).requires_grad_() for x in (q, k, v)]
         self._of_out = self._by_head(of_out)
-        self._mask = block_mask(lengths)
+        self._mask = block_mask(lengths, window=window)
         self._alpha = alpha
         self._trained: Any = None
 

@@ -1,0 +1,54 @@
+// GPU ops whose work runs on the side stream (side_stream.h). Such an op is asynchronous: it queues
+// its work, and ends once the GPU is done with it, so that no thread waits meanwhile.
+
+#ifndef GMETA_OPS_COMMON_KERNELS_BESIDE_H_
+#define GMETA_OPS_COMMON_KERNELS_BESIDE_H_
+
+#include "ops/common/kernels_gpu.h"
+
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include "ops/common/side_stream.h"
+
+namespace gmeta {
+
+// Runs an op's work beside the compute stream, then calls `done`.
+//   begin(side)  allocates memory, calls side->Follow() and queues the work
+//   end()        outputs the results; copies of it keep memory that the work uses
+// Both return a status, and `end` isn't called after an error.
+template <class Begin, class End>
+void RunBeside(tensorflow::OpKernelContext* context, const Begin& begin, End end,
+               tensorflow::AsyncOpKernel::DoneCallback done) {
+  constexpr std::chrono::microseconds kSoon{50};  // about what it takes to wake two threads
+  SideStream* side = nullptr;
+  OP_REQUIRES_OK_ASYNC(context, CudaStatus(SideStream::Beside(CudaStream(context), &side)), done);
+  OP_REQUIRES_OK_ASYNC(context, begin(side), done);
+  const auto here = std::this_thread::get_id();
+  const auto ended = [context, end, done, here](int code) {
+    absl::Status status = CudaStatus(code);  // whose text is this thread's
+    const auto finish = [context, end, done, status] {
+      OP_REQUIRES_OK_ASYNC(context, status, done);
+      OP_REQUIRES_OK_ASYNC(context, end(), done);
+      done();
+    };
+    // What follows an op runs in `done`, and may take long or wait for other work beside.
+    if (std::this_thread::get_id() == here || context->runner() == nullptr) return finish();
+    (*context->runner())(finish);
+  };
+  OP_REQUIRES_OK_ASYNC(context, CudaStatus(side->Then(kSoon, ended)), done);
+}
+
+// Queues a copy to pinned host memory on the side stream.
+inline absl::Status ReadBeside(tensorflow::OpKernelContext* context, const tensorflow::Tensor& from,
+                               const SideStream& side, tensorflow::Tensor* to) {
+  TF_RETURN_IF_ERROR(context->allocate_temp(from.dtype(), from.shape(), to, Pinned()));
+  return CudaStatus(gmeta_gpu_stream_read(const_cast<char*>(to->tensor_data().data()),
+                                          from.tensor_data().data(), from.TotalBytes(),
+                                          side.stream()));
+}
+
+}  // namespace gmeta
+
+#endif  // GMETA_OPS_COMMON_KERNELS_BESIDE_H_
