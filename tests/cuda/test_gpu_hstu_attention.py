@@ -115,6 +115,17 @@ def test_many_short_sequences(width: int, form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", get_args(Form))
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_window_of_a_long_sequence(width: int, form: Form) -> None:
+    """Most groups of strips are hidden."""
+    case = GpuAttention([7000, 100], 1, width, "bfloat16", 700, form=form)
+    case.make_plan()
+    assert error(case.forward(), case.expected("float64")) < 5e-3
+    found, (exact, _) = case.gradients(), case.expected_gradients("float64")
+    assert max(error(x, right) for x, right in zip(found, exact, strict=True)) < 5e-3
+
+
+@pytest.mark.parametrize("form", get_args(Form))
 def test_offsets_that_cant_be_give_nan(form: Form) -> None:
     case = GpuAttention([70, 30], 1, 128, "bfloat16", "causal", form=form)
     case.offsets[1] = 120
@@ -168,4 +179,5 @@ def test_nothing(form: Form) -> None:
 
 def test_pairs() -> None:
     assert GpuAttention([4, 3], 1, 64, "float16", "causal").pairs == 10 + 6
+    assert GpuAttention([4, 3], 1, 64, "float16", 1).pairs == 7 + 5
     assert GpuAttention(LENGTHS, 1, 64, "float16", "full").pairs == int(np.square(LENGTHS).sum())

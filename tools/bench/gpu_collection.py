@@ -15,18 +15,23 @@ ahead         a training step, if the next begins before the GPU has ended it
 Gradients of vectors are given, so that no loss is computed, and the calls wait for the GPU. ids: where a
 batch's ids are when the call begins, in the GPU's memory or the host's. Milliseconds are medians of
 interleaved calls; batches change from call to call. Without a GPU, the tables are in host memory.
+
+fit            a step of ``fit`` with ids in host memory, of a model of these features with layers of 512 and
+               256, in bfloat16, at each depth of `gmeta.Pipeline`: medians of epochs in turn
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
+import gmeta  # noqa: E402
 from gmeta.layers import EmbeddingCollection, FeatureConfig, record_lookups  # noqa: E402
 from gmeta.optimizers import Adam  # noqa: E402
 
@@ -35,7 +40,7 @@ import tensorflow as tf  # noqa: E402
 from harness import Result, interleave, parser, report  # noqa: E402
 from parts.notes import gpu  # noqa: E402
 
-FEATURES, BATCHES, AHEAD = 10, 4, 8
+FEATURES, BATCHES, AHEAD, STEPS = 10, 4, 8, 20
 IDS, DISTINCT = 104_857, 35_028  # of a feature
 Batch = dict[str, tf.Tensor]
 
@@ -109,6 +114,72 @@ def gather_all(tables: Batch, batch: Batch) -> Any:
     return {name: tf.gather(table, batch[name]) for name, table in tables.items()}
 
 
+class Scorer(gmeta.models.Model):  # type: ignore[misc]
+    """A score of the features' vectors."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        features = [FeatureConfig(f"f{number}", dim=dim) for number in range(FEATURES)]
+        self.collection = EmbeddingCollection(features, optimizer=Adam(1e-3), device="auto", seed=1)
+        dense, begin = tf.keras.layers.Dense, tf.keras.initializers.GlorotUniform
+        self.hidden = [dense(units, "relu", kernel_initializer=begin(units)) for units in (512, 256)]
+        self.score = dense(1, dtype="float32", kernel_initializer=begin(1))
+
+    def call(self, inputs: Batch, training: bool | None = None) -> Any:
+        """Score a batch."""
+        vectors = self.collection(inputs, training=training)
+        score = tf.concat([vectors[f"f{number}"] for number in range(FEATURES)], axis=1)
+        for layer in self.hidden:
+            score = layer(score)
+        return self.score(score)
+
+
+class Epochs(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes the seconds of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start the clock."""
+        self._begun = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stop it."""
+        self.seconds.append(time.perf_counter() - self._begun)
+
+
+def measure_fit(
+    ids: int, distinct: int, dim: int, rows: int, rounds: int, profile: Path | None
+) -> list[Result]:
+    """Milliseconds of a step of ``fit``, at each depth; ``profile`` is a folder for a profile of depth 1."""
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    labels = np.random.default_rng(1).integers(0, 2, (ids, 1)).astype(np.float32)
+    batches = [(batch, labels) for batch in draw(ids, distinct, rows)]
+    spec = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), batches[0])
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+    data = data.cache().repeat(STEPS // BATCHES)
+    loss = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+    models, seconds = {}, {}
+    for depth in range(3):
+        models[depth] = Scorer(dim)
+        models[depth].compile("adam", loss, pipeline=gmeta.Pipeline(depth=depth))
+        models[depth].fit(data, epochs=2, verbose=0)
+        seconds[depth] = Epochs()
+    for _ in range(max(1, rounds // 8)):
+        for depth, model in models.items():
+            model.fit(data, epochs=2, verbose=0, callbacks=[seconds[depth]])
+    if profile is not None:
+        with tf.profiler.experimental.Profile(str(profile)):
+            models[1].fit(data, epochs=1, verbose=0)
+    step = {depth: 1e3 * float(np.median(own.seconds)) / STEPS for depth, own in seconds.items()}
+    return [
+        Result(f"gpu_collection/fit/depth={depth}", own, "ms", *(("depth 0", step[0]) if depth else ()))
+        for depth, own in step.items()
+    ]
+
+
 def _wait() -> None:
     if tf.config.list_logical_devices("GPU"):
         tf.test.experimental.sync_devices()
@@ -168,12 +239,14 @@ def measure(ids: int, distinct: int, dim: int, rows: int, rounds: int) -> list[R
 
 def main() -> None:
     """Measure, and report."""
-    given = parser(__doc__)
-    given.set_defaults(rounds=40)
-    given = given.parse_args()
+    options = parser(__doc__)
+    options.set_defaults(rounds=40)
+    options.add_argument("--profile", type=Path, metavar="FOLDER", help="profile an epoch of fit at depth 1")
+    given = options.parse_args()
     sizes = (500, 200, 16, 1_000, 2) if given.smoke else (IDS, DISTINCT, 128, 1_000_000, given.rounds)
     os.environ.setdefault("GMETA_TABLE_DEVICE", "gpu")
-    report("EmbeddingCollection on a GPU", measure(*sizes), given.json, gpu=gpu())
+    results = [*measure(*sizes), *measure_fit(*sizes, given.profile)]
+    report("EmbeddingCollection on a GPU", results, given.json, gpu=gpu())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from support.gpu.cuda_library import call_library, library
 
-Mask = Literal["causal", "full", "targets", "window", "mixed"] | int
+Mask = Literal["causal", "full", "targets", "window", "mixed"]
 Table = Literal["positions", "time_buckets"]
 Form = Literal["silu", "softmax"]
 _STARTS = np.ceil(np.exp(0.301 * np.arange(1, 129))).astype(np.int64)  # of buckets, from the second on
@@ -60,7 +60,7 @@ def call_hstu(name: str, *arguments: Any) -> None:
     call_library(f"hstu_{name}", *arguments)
 
 
-def visible_of(length: int, mask: Mask, rng: np.random.Generator) -> npt.NDArray[np.int32]:
+def visible_of(length: int, mask: Mask | int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
     """What the tokens of one sequence see, in the form of `AttentionMask`: (length, 3).
 
     ``window`` and ``targets`` draw how far tokens see, and the numbers of contexts and targets; ``mixed`` has
@@ -101,7 +101,7 @@ class GpuAttention:
       heads: The number of heads.
       width: The width of a head.
       dtype: Its name, ``"bfloat16"`` or ``"float16"``.
-      mask: The rule by which tokens see each other.
+      mask: The rule by which tokens see each other; an integer is how far back they see.
       seed: The seed of the inputs.
       bias: The tables of a relative bias.
       places: n of the table of places; None: too few for the longest distances.
@@ -114,7 +114,7 @@ class GpuAttention:
         heads: int,
         width: int,
         dtype: str,
-        mask: Mask,
+        mask: Mask | int,
         seed: int = 0,
         bias: Collection[Table] = (),
         places: int | None = None,

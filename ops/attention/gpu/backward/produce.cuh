@@ -1,8 +1,9 @@
 // The producer of the backward pass (backward.cuh): a warp that finds the blocks that a tile meets,
 // and requests their copies.
 //
-// The lanes examine 32 blocks at once, each from the six numbers of a strip. Consumers decide
-// nothing: a word that comes with each block says what to do with it.
+// The lanes examine 32 blocks at once, each from the six numbers of a strip, unless the numbers of
+// all 32 strips together show that the tile meets none of them. Consumers decide nothing: a word that
+// comes with each block says what to do with it.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
@@ -43,19 +44,20 @@ class BackwardProducer {
           --own_, row_ -= kStripRows;
         }
       }
-      const int flags = lane_ < blocks ? FlagsOf(lane_) : 0;
+      // Most sequences have one group, whose blocks are examined once.
+      const int flags = blocks <= kGroupStrips ? FlagsIn(0, blocks) : 0;
+      const unsigned met = blocks <= kGroupStrips ? 1 : GroupsMet(0, blocks);
       int seen = __popc(Seen(flags));
-      for (int first = 32; first < blocks; first += 32) {
-        seen += __popc(Seen(first + lane_ < blocks ? FlagsOf(first + lane_) : 0));
+      if (blocks > kGroupStrips) {
+        ForEachGroup(blocks, met, [&](int first) { seen += __popc(Seen(FlagsIn(first, blocks))); });
       }
       CopyOwn(seen);
       if constexpr (P::kNearBias) {
         loader_.SetOwn(in_.bias, in_.plan, own_->first_strip, length_, row_);
       }
-      CopyBlocks(0, flags);
-      for (int first = 32; first < blocks; first += 32) {
-        CopyBlocks(first, first + lane_ < blocks ? FlagsOf(first + lane_) : 0);
-      }
+      ForEachGroup(blocks, met, [&](int first) {
+        CopyBlocks(first, blocks <= kGroupStrips ? flags : FlagsIn(first, blocks));
+      });
       if constexpr (!P::kOfBias) work = __shfl_sync(kAll, work, 0);
     }
     own_end_ = 0;
@@ -78,6 +80,39 @@ class BackwardProducer {
     return __ballot_sync(kAll, flags & (kSeen | kSeen << 1));
   }
 
+  // Calls function(first block) for each group of 32 blocks that the tile may meet; `met` has a bit
+  // for each of the first 32 groups.
+  template <class Function>
+  __device__ __forceinline__ void ForEachGroup(int blocks, unsigned met,
+                                               const Function& function) const {
+    for (int group = 0;;) {
+      for (; met != 0; met &= met - 1) function((group + __ffs(met) - 1) * kGroupStrips);
+      group += 32;
+      if (group * kGroupStrips >= blocks) return;
+      met = GroupsMet(group, blocks);
+    }
+  }
+
+  // Returns a bit for each of the 32 groups from `group` on that the tile may meet.
+  __device__ __forceinline__ unsigned GroupsMet(int group, int blocks) const {
+    const int first = (group + lane_) * kGroupStrips;
+    return __ballot_sync(kAll, first < blocks && MeetsGroup(first));
+  }
+
+  // Returns whether the tile may meet any of the 32 blocks from `first` on.
+  __device__ __forceinline__ bool MeetsGroup(int first) const {
+    if constexpr (P::kColumns) {
+      const Columns own{row_, min(row_ + kTileRows, length_)};
+      return in_.plan.groups[own_->first_strip + first].Sees(own, kGroupRows);
+    }
+    const int column = first * kStripRows;
+    const Columns columns{column, min(column + kGroupRows, length_)};
+    return own_[0].Sees(columns) || (row_ + kStripRows < own_end_ && own_[1].Sees(columns));
+  }
+
+  __device__ __forceinline__ int FlagsIn(int first, int blocks) const {
+    return first + lane_ < blocks ? FlagsOf(first + lane_) : 0;
+  }
   __device__ __forceinline__ int FlagsOf(int block) const {
     const int row = block * kStripRows;
     int flags = row + kStripRows > length_ ? kPartial : 0;

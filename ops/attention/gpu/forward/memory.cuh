@@ -76,9 +76,18 @@ struct ForwardTile {
   }
   // Returns the next block to process after this one; below 0: there is none.
   __device__ __forceinline__ int After(int block) const {
-    do --block;
-    while (block >= 0 && !Sees(block));
-    return block;
+    --block;
+    return block < 0 || Sees(block) ? block : BeforeGap(block);
+  }
+  // Returns the last block before a hidden one that any row may see, without a search: a block is
+  // seen in full view, in the window, or as the rows' own.
+  __device__ __forceinline__ int BeforeGap(int block) const {
+    const auto last = [block](int begin, int end) {
+      const int found = min(block, end > 0 ? (end - 1) / kColumns : -1);
+      return found * kColumns + kColumns > begin ? found : -1;
+    };
+    const int own = last(both.row, both.row + kTileRows);
+    return max(own, max(last(0, both.first_max), last(both.begin_min, both.end_max)));
   }
 };
 

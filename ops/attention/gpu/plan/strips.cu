@@ -148,6 +148,21 @@ __global__ void FindStrips(const int64_t* offsets, const int32_t* visible, int b
   if (lane == 0) plan.strips[index] = s;
 }
 
+// Joins the strips of each group, one warp per group; the warps of other strips have nothing to do.
+__global__ void JoinGroups(Plan plan) {
+  const int index = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
+  const int lane = threadIdx.x % 32;
+  if (index >= plan.header->strips) return;
+  Strip s = plan.strips[index];
+  const int left = Pieces(s.length - s.row, kStripRows);  // strips of the sequence from this one on
+  if ((index - s.first_strip) % kGroupStrips != 0) return;
+  if (lane < left) s.Join(plan.strips[index + lane]);
+  s.first_min = WarpMin(s.first_min), s.first_max = WarpMax(s.first_max);
+  s.begin_min = WarpMin(s.begin_min), s.begin_max = WarpMax(s.begin_max);
+  s.end_min = WarpMin(s.end_min), s.end_max = WarpMax(s.end_max);
+  if (lane == 0) plan.groups[index] = s;
+}
+
 // Finds each strip's first tile in the map of times. One block.
 __global__ void __launch_bounds__(kThreads) PlaceMapTiles(Plan plan) {
   const int strips = plan.header->strips;
@@ -173,8 +188,10 @@ void MakePlan(const int64_t* offsets, const int32_t* visible, int64_t tokens, in
   const int64_t strips = Plan::MaxStrips(tokens, batch);
   constexpr int kWarps = 8;
   if (strips > 0) {
-    gmeta::Launch(FindStrips, static_cast<unsigned>((strips + kWarps - 1) / kWarps), 32 * kWarps, 0,
-                  stream, kWhat, offsets, visible, sequences, plan);
+    const auto blocks = static_cast<unsigned>((strips + kWarps - 1) / kWarps);
+    gmeta::Launch(FindStrips, blocks, 32 * kWarps, 0, stream, kWhat, offsets, visible, sequences,
+                  plan);
+    gmeta::Launch(JoinGroups, blocks, 32 * kWarps, 0, stream, kWhat, plan);
     gmeta::Launch(PlaceMapTiles, 1, kThreads, 0, stream, kWhat, plan);
   }
 }

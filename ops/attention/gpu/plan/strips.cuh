@@ -6,7 +6,9 @@
 // greatest of each of the three numbers. From these alone, by a few comparisons, a kernel knows for
 // a range of columns that no row of a strip sees any of them (`Sees` is false: skip them), or that
 // every row sees all of them (`SeesAll`: mask no score). Only the rest is masked number by number.
-// No kernel needs the rule behind a mask.
+// No kernel needs the rule behind a mask. The same bounds are kept for each 32 strips of a sequence,
+// so that a kernel skips 2,048 rows or columns at once: under a window most of a long sequence is
+// hidden, and a strip's work must not grow with the length.
 //
 // A tile is two neighbouring strips of a sequence, or the odd last one. A block of threads takes
 // one tile at a time. Tiles are listed in the order of work. Longer sequences come first, so that
@@ -17,8 +19,8 @@
 // next tile when they are done (`NextWork`).
 //
 // The plan's memory holds the header, the number of each sequence's first strip, the strips, their
-// places in the map of times, and the two lists. Three small launches make it. Nothing returns to
-// the host, which knows only upper bounds (`MaxStrips`). If offsets don't rise from 0 to the number
+// groups, their places in the map of times, and the two lists. Four small launches make it. Nothing
+// returns to the host, which knows only upper bounds (`MaxStrips`). If offsets don't rise from 0 to the number
 // of tokens, the plan has no tiles and is marked, so that results become NaN and nothing is read
 // out of bounds.
 
@@ -36,6 +38,8 @@ namespace gmeta::hstu {
 inline constexpr int kStripRows = 64;
 inline constexpr int kTileStrips = 2;
 inline constexpr int kTileRows = kTileStrips * kStripRows;
+inline constexpr int kGroupStrips = 32;
+inline constexpr int kGroupRows = kGroupStrips * kStripRows;
 
 struct Columns {
   int begin;
@@ -49,10 +53,10 @@ struct Strip {
   int first_strip;  // the sequence's first strip
   int first_min, first_max, begin_min, begin_max, end_min, end_max;
 
-  // Returns whether any row may see any of the columns.
-  __host__ __device__ bool Sees(Columns c) const {
+  // Returns whether any row may see any of the columns; `rows` is how many rows the bounds are of.
+  __host__ __device__ bool Sees(Columns c, int rows = kStripRows) const {
     return c.begin < first_max || (c.begin < end_max && c.end > begin_min) ||
-           (c.begin < row + kStripRows && c.end > row);
+           (c.begin < row + rows && c.end > row);
   }
   // Returns whether all rows see all of the columns.
   __host__ __device__ bool SeesAll(Columns c) const {
@@ -147,6 +151,7 @@ struct Plan {
   int64_t* first_tile;  // (strips + 1): of the map of times, each strip's first tile
   int* first_strip;     // (batch + 1)
   Strip* strips;
+  Strip* groups;      // by first strip: the bounds of it and the next of its sequence, 32 in all
   int* row_tiles;     // each tile's first strip, in the order of work by rows
   int* column_tiles;  // the same, in the order of work by columns
 
@@ -159,7 +164,7 @@ struct Plan {
 
   static size_t Bytes(int64_t tokens, int64_t batch) {
     return sizeof(PlanHeader) + sizeof(int64_t) * (MaxStrips(tokens, batch) + 1) +
-           sizeof(Strip) * MaxStrips(tokens, batch) +
+           2 * sizeof(Strip) * MaxStrips(tokens, batch) +
            sizeof(int) * (batch + 1 + 2 * MaxTiles(tokens, batch));
   }
   static Plan In(void* memory, int64_t tokens, int64_t batch) {
@@ -167,7 +172,8 @@ struct Plan {
     plan.header = static_cast<PlanHeader*>(memory);
     plan.first_tile = reinterpret_cast<int64_t*>(plan.header + 1);
     plan.strips = reinterpret_cast<Strip*>(plan.first_tile + MaxStrips(tokens, batch) + 1);
-    plan.first_strip = reinterpret_cast<int*>(plan.strips + MaxStrips(tokens, batch));
+    plan.groups = plan.strips + MaxStrips(tokens, batch);
+    plan.first_strip = reinterpret_cast<int*>(plan.groups + MaxStrips(tokens, batch));
     plan.row_tiles = plan.first_strip + batch + 1;
     plan.column_tiles = plan.row_tiles + MaxTiles(tokens, batch);
     return plan;
