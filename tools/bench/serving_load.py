@@ -242,10 +242,12 @@ def measure(given: Any, folder: Path) -> list[Result]:
         export(folder / name / "1")
         with served(folder / name, given.workers, cores) as (port, process):
             sender, before = Sender(port), 0.0
+            sent: list[bytes] = []  # of the signatures that are measured, in turn
             for signature, requests in made(port).items():
                 if given.only and signature not in given.only:
                     continue
                 path = f"serving/load/{signature}"
+                sent += requests
                 sender.closed(requests, given.seconds / 4)
                 before = before or memory(process)
                 capacity = sender.closed(requests, given.seconds / 2)
@@ -257,7 +259,7 @@ def measure(given: Any, folder: Path) -> list[Result]:
                         value = 1e3 * float(np.percentile(found, quantile))
                         results.append(Result(f"{at}/p{quantile:g}", value, "ms"))
             if before:
-                sender.closed(requests, 0, given.requests)
+                sender.closed(sent, 0, given.requests)
                 results.append(Result(f"serving/load/{name}/memory/start", before, "MB"))
                 results.append(Result(f"serving/load/{name}/memory/end", memory(process), "MB"))
             if given.json:
