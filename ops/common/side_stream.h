@@ -5,10 +5,10 @@
 //             last kernels may still be queued there. So work first allocates all its memory, then
 //             calls Follow, which makes the side stream wait for what is queued on the compute
 //             stream by then. Its inputs are complete at that point, too.
-//   End       The compute stream never waits for the side stream. Instead, the work has ended when
-//             the GPU is done with it: Then calls a function at that time, which releases memory
-//             and lets others use the results. So nobody needs to know on which stream a tensor
-//             was made.
+//   End       The compute stream doesn't wait for the side stream, except that calls of one table
+//             follow each other (ops/table/gpu/table.cuh). Instead, the work has ended when the GPU
+//             is done with it: Then calls a function at that time, which releases memory and lets
+//             others use the results. So nobody needs to know on which stream a tensor was made.
 //   Waiting   An executor of TensorFlow starts one GPU op after another on the same thread, so an
 //             op that waits for the GPU keeps the others from being started. Work that ends within
 //             a moment, as on an idle GPU, is waited for; other work by a thread of its own.
@@ -47,7 +47,7 @@ class SideStream {
     if (found == nullptr) {
       auto* const made = new SideStream(compute);
       const int status = made->Begin();
-      if (status != GMETA_CUDA_OK) return status;  // `made` may own a stream that can't be destroyed
+      if (status != GMETA_CUDA_OK) return status;  // `made` stays: its stream may be in use
       found = made;
     }
     *side = found;
@@ -84,6 +84,14 @@ class SideStream {
     waiting_.push_back({event, std::move(ended)});
     come_.notify_one();
     return GMETA_CUDA_OK;
+  }
+
+  // Waits for all that is queued, as far as the GPU still works.
+  void Await() {
+    void* event = nullptr;
+    if (TakeEvent(&event) != GMETA_CUDA_OK) return;
+    if (gmeta_gpu_event_record(event, stream_) == GMETA_CUDA_OK) gmeta_gpu_event_await(event);
+    GiveEvent(event);
   }
 
  private:

@@ -335,7 +335,8 @@ class NcclLane {
         is_last = true;
       }
       int32_t happened = 0;
-      if (is_last && (gmeta_gpu_event_query(ended_, &happened) != GMETA_CUDA_OK || happened)) return;
+      if (is_last && (gmeta_gpu_event_query(ended_, &happened) != GMETA_CUDA_OK || happened))
+        return;
       std::this_thread::sleep_for(milliseconds(1));
     }
   }

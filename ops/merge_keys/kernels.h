@@ -1,4 +1,5 @@
-// What the kernels of GmetaMergeKeys do on any device: their settings, their checks and their output.
+// What the kernels of GmetaMergeKeys do on any device: their settings, their checks and their
+// output.
 
 #ifndef GMETA_OPS_MERGE_KEYS_KERNELS_H_
 #define GMETA_OPS_MERGE_KEYS_KERNELS_H_

@@ -1,12 +1,11 @@
 // The GPU kernel of GmetaMergeKeys. Unless all features are hashed, the host must know the place of
 // the first id that doesn't fit, so the kernel runs beside the compute stream.
 
-#include "ops/common/kernels_beside.h"
-
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "ops/common/kernels_beside.h"
 #include "ops/merge_keys/gpu/merge_keys_abi.h"
 #include "ops/merge_keys/kernels.h"
 
@@ -30,20 +29,23 @@ class GpuMergeKeysOp : public tensorflow::AsyncOpKernel {
     if (keys == nullptr) return done();
     const auto work = std::make_shared<Work>();
     OP_REQUIRES_OK_ASYNC(
-        context,
-        context->allocate_temp(tensorflow::DT_INT64, TensorShape({1}), &work->place), done);
+        context, context->allocate_temp(tensorflow::DT_INT64, TensorShape({1}), &work->place),
+        done);
     if (!settings_.checks()) {
       OP_REQUIRES_OK_ASYNC(context, Merge(context, mix, keys, &work->place, CudaStream(context)),
                            done);
       return done();
     }
     const auto begin = [&](SideStream* side) {
+      TF_RETURN_IF_ERROR(
+          context->allocate_temp(tensorflow::DT_INT64, TensorShape({1}), &work->found, Pinned()));
       TF_RETURN_IF_ERROR(CudaStatus(side->Follow()));
       TF_RETURN_IF_ERROR(Merge(context, mix, keys, &work->place, side->stream()));
-      return ReadBeside(context, work->place, *side, &work->found);
+      return ReadBeside(work->place, *side, &work->found);
     };
-    RunBeside(context, begin, [this, context, work] { return Check(context, work->found); },
-              std::move(done));
+    RunBeside(
+        context, begin, [this, context, work] { return Check(context, work->found); },
+        std::move(done));
   }
 
  private:
@@ -59,10 +61,10 @@ class GpuMergeKeysOp : public tensorflow::AsyncOpKernel {
       features.push_back({ids.tensor_data().data(), ids.NumElements(), settings_.prefixes[i],
                           ids.dtype() == tensorflow::DT_INT64, settings_.hashed[i]});
     }
-    return CudaStatus(gmeta_gpu_merge_keys(
-        features.data(), static_cast<int64_t>(features.size()),
-        static_cast<int32_t>(settings_.id_bits), mix, static_cast<int32_t>(settings_.mix_bits),
-        keys, place->flat<int64_t>().data(), stream));
+    return CudaStatus(gmeta_gpu_merge_keys(features.data(), static_cast<int64_t>(features.size()),
+                                           static_cast<int32_t>(settings_.id_bits), mix,
+                                           static_cast<int32_t>(settings_.mix_bits), keys,
+                                           place->flat<int64_t>().data(), stream));
   }
 
   absl::Status Check(OpKernelContext* context, const Tensor& found) const {

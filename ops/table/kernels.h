@@ -4,7 +4,7 @@
 //
 // An engine has the interface of HostEngine (kernels_host.h): it is made from TableSettings, and
 // its functions take the op's context, which gives the threads or the stream to work on, and return
-// a Status; Peek may return before its work has ended, and ends the op.
+// a Status. Peek is asynchronous: it calls the op's `done` when its work has ended.
 
 #ifndef GMETA_OPS_TABLE_KERNELS_H_
 #define GMETA_OPS_TABLE_KERNELS_H_

@@ -82,9 +82,9 @@ class GpuEngine {
                    const int64_t* keys, int64_t n, float* rows, int64_t* stamps,
                    AsyncOpKernel::DoneCallback done) {
     const auto peek = [&](void* stream) {
-      return CudaStatus(
-          gmeta_gpu_table_peek(found.table->table_, keys, n, rows, stamps, stream));
+      return CudaStatus(gmeta_gpu_table_peek(found.table->table_, keys, n, rows, stamps, stream));
     };
+    if (n == 0) return done();
     if (found.table->has_tiers_) {
       OP_REQUIRES_OK_ASYNC(context, peek(CudaStream(context)), done);
       return done();

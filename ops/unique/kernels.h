@@ -22,7 +22,8 @@ struct IdsOp {
     return Invalid(kName, ": ranks must lie in [", kLeast, ", 1024], got ", *ranks);
   }
 
-  // A call's memory. `room` has place for all ids; the found keys come first in it.
+  // A call's memory. `room` has place for all ids; the found keys come first in it. It is the
+  // output itself if all ids are keys.
   struct Call {
     const int64_t* ids;
     int64_t n;
@@ -30,7 +31,7 @@ struct IdsOp {
     int64_t* keys;
     int32_t *inverse, *counts;  // the counts are in host memory
 
-    // Checks the ids, and allocates all outputs but the keys.
+    // Checks the ids, and allocates the room and the other outputs.
     absl::Status Begin(tensorflow::OpKernelContext* context, int64_t ranks, int64_t most) {
       using tensorflow::TensorShape;
       const tensorflow::Tensor& input = context->input(0);
@@ -47,7 +48,13 @@ struct IdsOp {
       TF_RETURN_IF_ERROR(context->allocate_output(1, input.shape(), &places, NearGpu()));
       TF_RETURN_IF_ERROR(context->allocate_output(2, TensorShape({ranks}), &of_owners));
       of_owners->flat<int32_t>().setZero();
-      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &room));
+      if (kOrders) {  // every id is a key
+        tensorflow::Tensor* all;
+        TF_RETURN_IF_ERROR(context->allocate_output(0, TensorShape({n}), &all));
+        room = *all;
+      } else {
+        TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT64, TensorShape({n}), &room));
+      }
       keys = room.flat<int64_t>().data();
       inverse = places->flat<int32_t>().data();
       counts = of_owners->flat<int32_t>().data();

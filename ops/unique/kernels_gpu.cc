@@ -1,12 +1,11 @@
 // The GPU kernels of GmetaUnique and GmetaOrderByOwner, which run beside the compute stream. The
 // number of keys is a shape, which the host must know, as are the numbers of keys of each rank.
 
-#include "ops/common/kernels_beside.h"
-
 #include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "ops/common/kernels_beside.h"
 #include "ops/unique/gpu/unique_abi.h"
 #include "ops/unique/kernels.h"
 
@@ -28,7 +27,7 @@ class GpuIdsOp : public tensorflow::AsyncOpKernel {
     const auto work = std::make_shared<Work>();
     OP_REQUIRES_OK_ASYNC(context, work->call.Begin(context, ranks_, int64_t{1} << 30), done);
     if (work->call.n == 0) {
-      context->set_output(0, work->call.room);
+      if (!kOrders) context->set_output(0, work->call.room);
       return done();
     }
     const int64_t ranks = ranks_;
@@ -48,8 +47,9 @@ class GpuIdsOp : public tensorflow::AsyncOpKernel {
                                    : gmeta_gpu_unique_workspace(call.n, ranks);
       TF_RETURN_IF_ERROR(context->allocate_temp(
           tensorflow::DT_INT8, TensorShape({static_cast<int64_t>(bytes)}), &workspace));
-      TF_RETURN_IF_ERROR(
-          context->allocate_temp(tensorflow::DT_INT32, TensorShape({ranks + !kOrders}), &of_owners));
+      const TensorShape shape({kOrders ? ranks : ranks + 1});
+      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT32, shape, &of_owners));
+      TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_INT32, shape, &numbers, Pinned()));
       TF_RETURN_IF_ERROR(CudaStatus(side->Follow()));
       int32_t* const counts = of_owners.flat<int32_t>().data();
       void* const room = workspace.flat<tensorflow::int8>().data();
@@ -61,14 +61,15 @@ class GpuIdsOp : public tensorflow::AsyncOpKernel {
                                           bytes, stream)
                        : gmeta_gpu_unique_by_owner(call.ids, call.n, ranks, call.keys, call.inverse,
                                                    counts, counts + ranks, room, bytes, stream)));
-      return ReadBeside(context, of_owners, *side, &numbers);
+      return ReadBeside(of_owners, *side, &numbers);
     }
 
     // Outputs the room itself, cut to size: its memory is freed with the batch.
-    absl::Status End(OpKernelContext* context, int64_t ranks) const {
+    absl::Status End(OpKernelContext* context, int64_t ranks) {
+      workspace = of_owners = Tensor();  // before others allocate
       const int32_t* const counts = numbers.flat<int32_t>().data();
       std::copy_n(counts, ranks, call.counts);
-      context->set_output(0, kOrders ? call.room : call.room.Slice(0, counts[ranks]));
+      if (!kOrders) context->set_output(0, call.room.Slice(0, counts[ranks]));
       return absl::OkStatus();
     }
   };

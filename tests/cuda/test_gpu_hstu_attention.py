@@ -126,6 +126,19 @@ def test_window_of_a_long_sequence(width: int, form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", get_args(Form))
+def test_window_depends_on_near_tokens_alone(form: Form) -> None:
+    """A sequence of over 1,024 strips, against its last tokens as a sequence of their own."""
+    case, last = (GpuAttention([length], 1, 64, "bfloat16", 700, form=form) for length in (70_016, 4_096))
+    last.inputs.copy_(case.inputs[-4_096:])
+    for each in (case, last):
+        each.make_plan()
+    whole, part = case.forward()[-4_096:], last.forward()
+    assert error(whole[700:], part[700:].double()) < 5e-3
+    whole, part = case.gradients()[:, -4_096:], last.gradients()
+    assert error(whole[:, 1_400:], part[:, 1_400:].double()) < 5e-3
+
+
+@pytest.mark.parametrize("form", get_args(Form))
 def test_offsets_that_cant_be_give_nan(form: Form) -> None:
     case = GpuAttention([70, 30], 1, 128, "bfloat16", "causal", form=form)
     case.offsets[1] = 120

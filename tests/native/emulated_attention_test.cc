@@ -389,7 +389,8 @@ int main() {
   Check<Bfloat16>({{130, 200}, 1, 128}, Mask::kParts, 4);
   Check<__half>({{129, 64}, 1, 128}, Mask::kCausal, 5);
   Check<Bfloat16>({{97, 129}, 1, 256}, Mask::kParts, 6);
-  Check<Bfloat16>({{5, 2200}, 1, 64}, Mask::kParts, 29);  // groups of strips of which most are hidden
+  Check<Bfloat16>({{5, 2200}, 1, 64}, Mask::kParts,
+                  29);  // groups of strips of which most are hidden
   // Fewer places than there are distances, and enough.
   const Tables positions{60, false}, times{0, true}, both{60, true}, all{400, true};
   Check<Bfloat16>({lengths, 2, 64}, Mask::kCausal, 7, both);

@@ -91,6 +91,19 @@ void CallsWhereItEnds() {
   }
 }
 
+// Waiting for all that is queued.
+void Awaits() {
+  fake::Stream compute;
+  SideStream& side = Beside(&compute);
+  std::atomic<bool> ended{false};
+  Queue(side, [&] {
+    std::this_thread::sleep_for(milliseconds(5));
+    ended = true;
+  });
+  side.Await();
+  CHECK(ended);
+}
+
 // Many threads share a side stream: each function is called once, after its own work.
 void ThreadsShareIt() {
   constexpr int kThreads = 8, kCalls = 200;
@@ -125,6 +138,7 @@ int main() {
   OneForEachComputeStream();
   FollowsEarlierWorkOnly();
   CallsWhereItEnds();
+  Awaits();
   ThreadsShareIt();
   return 0;
 }

@@ -181,7 +181,7 @@ class Bench:
 
         seed = int(np.random.default_rng().integers(2**31))
         form = self.given.form
-        mask = self.given.window or "causal"
+        mask = "causal" if self.given.window is None else self.given.window
         ours = GpuAttention(lengths.tolist(), HEADS, width, "bfloat16", mask, seed, form=form)
         if form == "softmax":
             ours.scale = 1.0

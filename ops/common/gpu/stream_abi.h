@@ -1,5 +1,5 @@
-// Streams beside TensorFlow's compute stream, and the events by which they follow each other. Events
-// have no times, so recording one is cheap.
+// Streams beside TensorFlow's compute stream, and the events by which they follow each other.
+// Events have no times, so recording one is cheap.
 
 #ifndef GMETA_OPS_COMMON_GPU_STREAM_ABI_H_
 #define GMETA_OPS_COMMON_GPU_STREAM_ABI_H_

@@ -2,8 +2,8 @@
 // and requests their copies.
 //
 // The lanes examine 32 blocks at once, each from the six numbers of a strip, unless the numbers of
-// all 32 strips together show that the tile meets none of them. Consumers decide nothing: a word that
-// comes with each block says what to do with it.
+// all 32 strips together show that the tile meets none of them. Consumers decide nothing: a word
+// that comes with each block says what to do with it.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_
 #define GMETA_OPS_ATTENTION_GPU_BACKWARD_PRODUCE_CUH_

@@ -6,9 +6,9 @@
 // greatest of each of the three numbers. From these alone, by a few comparisons, a kernel knows for
 // a range of columns that no row of a strip sees any of them (`Sees` is false: skip them), or that
 // every row sees all of them (`SeesAll`: mask no score). Only the rest is masked number by number.
-// No kernel needs the rule behind a mask. The same bounds are kept for each 32 strips of a sequence,
-// so that a kernel skips 2,048 rows or columns at once: under a window most of a long sequence is
-// hidden, and a strip's work must not grow with the length.
+// No kernel needs the rule behind a mask. The same bounds are kept for each 32 strips of a
+// sequence, so that a kernel skips 2,048 rows or columns at once: under a window most of a long
+// sequence is hidden, and a strip's work must not grow with the length.
 //
 // A tile is two neighbouring strips of a sequence, or the odd last one. A block of threads takes
 // one tile at a time. Tiles are listed in the order of work. Longer sequences come first, so that
@@ -20,9 +20,9 @@
 //
 // The plan's memory holds the header, the number of each sequence's first strip, the strips, their
 // groups, their places in the map of times, and the two lists. Four small launches make it. Nothing
-// returns to the host, which knows only upper bounds (`MaxStrips`). If offsets don't rise from 0 to the number
-// of tokens, the plan has no tiles and is marked, so that results become NaN and nothing is read
-// out of bounds.
+// returns to the host, which knows only upper bounds (`MaxStrips`). If offsets don't rise from 0 to
+// the number of tokens, the plan has no tiles and is marked, so that results become NaN and nothing
+// is read out of bounds.
 
 #ifndef GMETA_OPS_ATTENTION_GPU_PLAN_STRIPS_CUH_
 #define GMETA_OPS_ATTENTION_GPU_PLAN_STRIPS_CUH_
@@ -151,7 +151,7 @@ struct Plan {
   int64_t* first_tile;  // (strips + 1): of the map of times, each strip's first tile
   int* first_strip;     // (batch + 1)
   Strip* strips;
-  Strip* groups;      // by first strip: the bounds of it and the next of its sequence, 32 in all
+  Strip* groups;      // by first strip: the bounds of up to 32 strips from it on
   int* row_tiles;     // each tile's first strip, in the order of work by rows
   int* column_tiles;  // the same, in the order of work by columns
 
