@@ -40,6 +40,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -59,7 +60,7 @@ LARGEST = 256 << 20
 """About how many bytes a delta has at most. Servers take up to 2 GB, and REST adds a third."""
 _MODEL_FILE, _TABLES = "saved_model.pb", "tables.json"
 _FANOUT = 8
-_TRIES = 8
+_TRIES, _PAUSE = 8, 0.002  # and seconds, which grow with each try
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ class PublishedFolder:
           DataError: A delta can't be read, or is damaged.
         """
         found: list[Delta] = []
-        for _ in range(_TRIES):  # a listing may lack both a delta and what replaces it meanwhile
+        for number in range(_TRIES):  # a listing may lack both a delta and what replaces it meanwhile
+            time.sleep(_PAUSE * number)
             contents = self.contents()
             try:
                 size = 0
