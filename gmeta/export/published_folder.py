@@ -60,7 +60,8 @@ LARGEST = 256 << 20
 """About how many bytes a delta has at most. Servers take up to 2 GB, and REST adds a third."""
 _MODEL_FILE, _TABLES = "saved_model.pb", "tables.json"
 _FANOUT = 8
-_TRIES, _PAUSE = 8, 0.002  # and seconds, which grow with each try
+_TRIES = 8  # to read what a compaction replaces meanwhile
+_PAUSE = 0.002  # seconds after the first try; twice, three times … as long after the next ones
 
 
 @dataclass(frozen=True)

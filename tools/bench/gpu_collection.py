@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from gmeta.optimizers import Adam  # noqa: E402
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from harness import Result, interleave, parser, report  # noqa: E402
+from parts.meta.rank import Pace  # noqa: E402
 from parts.notes import gpu  # noqa: E402
 
 FEATURES, BATCHES, AHEAD, STEPS = 10, 4, 8, 20
@@ -135,22 +135,6 @@ class Scorer(gmeta.models.Model):  # type: ignore[misc]
         return self.score(score)
 
 
-class Epochs(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Notes the seconds of each epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start the clock."""
-        self._begun = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stop it."""
-        self.seconds.append(time.perf_counter() - self._begun)
-
-
 def measure_fit(
     ids: int, distinct: int, dim: int, rows: int, rounds: int, profile: Path | None
 ) -> list[Result]:
@@ -167,7 +151,7 @@ def measure_fit(
         models[depth] = Scorer(dim)
         models[depth].compile("adam", loss, pipeline=gmeta.Pipeline(depth=depth))
         models[depth].fit(data, epochs=2, verbose=0)
-        seconds[depth] = Epochs()
+        seconds[depth] = Pace()
     for _ in range(max(1, rounds // 8)):
         for depth, model in models.items():
             model.fit(data, epochs=2, verbose=0, callbacks=[seconds[depth]])

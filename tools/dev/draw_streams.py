@@ -1,6 +1,6 @@
 """Draws what the streams of a GPU do, from a profile of TensorFlow, as in docs/images/gpu-streams.png.
 
-    python tools/dev/draw_streams.py FOLDER docs/images/gpu-streams.png --begin 40 --length 9
+    python tools/dev/draw_streams.py FOLDER docs/images/gpu-streams.png --begin 101 --length 9
 
 FOLDER is what `tf.profiler.experimental.start` was given, or `tools/bench/gpu_collection.py --profile`.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from typing import NamedTuple
+
+from draw_trace import save_lanes
 
 COLORS = {
     "keys": "#5b9bd5",
@@ -98,23 +100,14 @@ def draw(events: list[Event], begin: float, length: float, path: Path) -> None:
     names = stream_names(events)
     lanes = list(dict.fromkeys(names.values()))
     inside = [each for each in events if begin < each.begin + each.length and each.begin < begin + length]
-    figure, axis = plt.subplots(figsize=(11, 0.6 * len(lanes) + 1.3), layout="constrained")
+    _, axis = plt.subplots(figsize=(11, 0.6 * len(lanes) + 1.3), layout="constrained")
     for kind, color in COLORS.items():
         for lane in lanes:
             own = [each for each in inside if each.kind == kind and names[each.stream] == lane]
             spans = [(each.begin - begin, max(each.length, length / 2000)) for each in own]
             axis.broken_barh(spans, (len(lanes) - 1.4 - lanes.index(lane), 0.8), color=color)
-    axis.set_yticks(range(len(lanes)), lanes[::-1], fontsize=8)
-    axis.set_xlabel("ms")
-    axis.set_xlim(0, length)
-    axis.spines[["top", "right"]].set_visible(False)
-    shown = [kind for kind in COLORS if any(each.kind == kind for each in inside)]
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[kind]) for kind in shown]
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
-    axis.legend(handles, shown, ncols=len(shown), frameon=False, fontsize=8, **place)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    shown = {kind: COLORS[kind] for kind in COLORS if any(each.kind == kind for each in inside)}
+    save_lanes(axis, lanes, length, shown, path)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def draw(events: list[dict[str, Any]], path: Path) -> None:
     used = [lane for lane in LANES if any(event["cat"] == lane for event in events)]
     rows = [(rank, lane) for rank in ranks for lane in used]
     whole = max(event["ts"] + event["dur"] for event in events)
-    figure, axis = plt.subplots(figsize=(11, 0.55 * len(rows) + 1.3), layout="constrained")
+    _, axis = plt.subplots(figsize=(11, 0.55 * len(rows) + 1.3), layout="constrained")
     for event in events:
         height = len(rows) - 1 - rows.index((event["pid"], event["cat"]))
         kind = event["name"] if event["name"] in COLORS else event["cat"].removeprefix("ahead: ")
@@ -77,17 +77,32 @@ def draw(events: list[dict[str, Any]], path: Path) -> None:
             middle = event["ts"] + event["dur"] / 2
             axis.text(middle, height, text + number, ha="center", va="center", fontsize=7)
     labels = [f"rank {rank}  {lane}" for rank, lane in rows]
-    axis.set_yticks(range(len(rows)), labels[::-1], fontsize=8)
+    shown = {part: COLORS[part] for part in COLORS if any(event["name"] == part for event in events)}
+    save_lanes(axis, labels, whole, shown, path)
+
+
+def save_lanes(axis: Any, labels: list[str], whole: float, colors: dict[str, str], path: Path) -> None:
+    """Write the figure of an axis whose lanes are at 0, 1, … from below.
+
+    Args:
+      axis: The axis.
+      labels: The lanes' names, from above.
+      whole: The milliseconds that it shows.
+      colors: What the legend explains.
+      path: The PNG.
+    """
+    import matplotlib.pyplot as plt
+
+    axis.set_yticks(range(len(labels)), labels[::-1], fontsize=8)
     axis.set_xlabel("ms")
     axis.set_xlim(0, whole)
     axis.spines[["top", "right"]].set_visible(False)
-    shown = [part for part in COLORS if any(event["name"] == part for event in events)]
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLORS[part]) for part in shown]
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1)}
-    axis.legend(handles, shown, ncols=len(shown), frameon=False, fontsize=8, **place)
+    axis.legend(handles, [*colors], ncols=len(colors), frameon=False, fontsize=8, **place)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axis.figure.savefig(path, dpi=120)
+    plt.close(axis.figure)
 
 
 def main() -> None:

@@ -119,6 +119,13 @@ __device__ int SequenceOf(const int* starts, int n, int x) {
 __device__ int WarpMin(int x) { return __reduce_min_sync(kAll, x); }
 __device__ int WarpMax(int x) { return __reduce_max_sync(kAll, x); }
 
+// Joins the bounds that the lanes of a warp have found.
+__device__ void JoinLanes(Strip* s) {
+  s->first_min = WarpMin(s->first_min), s->first_max = WarpMax(s->first_max);
+  s->begin_min = WarpMin(s->begin_min), s->begin_max = WarpMax(s->begin_max);
+  s->end_min = WarpMin(s->end_min), s->end_max = WarpMax(s->end_max);
+}
+
 // Fills the strips, one warp per strip.
 __global__ void FindStrips(const int64_t* offsets, const int32_t* visible, int batch, Plan plan) {
   const int index = static_cast<int>((blockIdx.x * blockDim.x + threadIdx.x) / 32);
@@ -142,9 +149,7 @@ __global__ void FindStrips(const int64_t* offsets, const int32_t* visible, int b
     s.begin_min = min(s.begin_min, begin), s.begin_max = max(s.begin_max, begin);
     s.end_min = min(s.end_min, end), s.end_max = max(s.end_max, end);
   }
-  s.first_min = WarpMin(s.first_min), s.first_max = WarpMax(s.first_max);
-  s.begin_min = WarpMin(s.begin_min), s.begin_max = WarpMax(s.begin_max);
-  s.end_min = WarpMin(s.end_min), s.end_max = WarpMax(s.end_max);
+  JoinLanes(&s);
   if (lane == 0) plan.strips[index] = s;
 }
 
@@ -157,9 +162,7 @@ __global__ void JoinGroups(Plan plan) {
   const int left = Pieces(s.length - s.row, kStripRows);  // strips of the sequence from this one on
   if ((index - s.first_strip) % kGroupStrips != 0) return;
   if (lane < left) s.Join(plan.strips[index + lane]);
-  s.first_min = WarpMin(s.first_min), s.first_max = WarpMax(s.first_max);
-  s.begin_min = WarpMin(s.begin_min), s.begin_max = WarpMax(s.begin_max);
-  s.end_min = WarpMin(s.end_min), s.end_max = WarpMax(s.end_max);
+  JoinLanes(&s);
   if (lane == 0) plan.groups[index] = s;
 }
 
