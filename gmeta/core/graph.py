@@ -157,54 +157,6 @@ def name_refusals() -> Iterator[None]:
         raise getattr(errors, found[1])(sentence) from None
 
 
-# Passes tensors in host memory out of a function and into its next call without a copy to the GPU.
-#
-# TensorFlow passes each result of a ``tf.function`` through an op, which it places on the GPU if there is
-# one. A result in host memory is therefore copied to the GPU, and back when the next call needs it in host
-# memory. TensorFlow keeps int32 tensors in host memory. A tensor is therefore bitcast to int32 when it leaves
-# and enters; a boolean becomes 0 or 1.
-#
-# Each result fixes its device, because TensorFlow recreates a function's ops for arguments on other devices.
-# Random number generators would then restart: a step would repeat the dropout of the previous one.
-
-_CROSS_AS_INT32 = (tf.int64, tf.float32, tf.float64)
-
-
-def to_caller(tensor: tf.Tensor, *, on_gpu: bool = False) -> tf.Tensor:
-    """Return a form of a tensor that a function can return without moving it to another device.
-
-    Args:
-      tensor: Any tensor.
-      on_gpu: Whether it is on the GPU; otherwise, it is in host memory.
-
-    Example:
-      >>> ids = tf.constant([3, 1 << 40], tf.int64)
-      >>> from_caller(to_caller(ids), tf.int64).numpy()
-      array([            3, 1099511627776])
-    """
-    if not _has_gpu():
-        return tensor
-    if on_gpu:
-        with tf.device("GPU:0"):
-            return tf.identity(tensor)
-    with tf.device("CPU:0"):
-        if tensor.dtype == tf.bool:
-            return tf.cast(tensor, tf.int32)
-        return tf.bitcast(tensor, tf.int32) if tensor.dtype in _CROSS_AS_INT32 else tf.identity(tensor)
-
-
-def from_caller(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Return the original tensor, of the given dtype, that was passed to `to_caller`."""
-    if tensor.dtype == dtype:
-        return tensor
-    with tf.device("CPU:0"):
-        return tf.cast(tensor, dtype) if dtype == tf.bool else tf.bitcast(tensor, dtype)
-
-
-def _has_gpu() -> bool:
-    return bool(tf.config.get_visible_devices("GPU"))
-
-
 # Keeps some ops of a step on the host despite a GPU, and exempts some from the order of tracing.
 
 _SHAPE_OPS = frozenset({"DynamicStitch", "Fill", "FloorMod", "GatherV2", "Range"})

@@ -12,9 +12,10 @@ from contextvars import ContextVar
 from typing import Any, Literal, Protocol, get_args
 
 import tensorflow as tf
+from tensorflow.python.framework import kernels as registered
 
 from gmeta.core.errors import ConfigError
-from gmeta.core.native import build_info, library_path
+from gmeta.core.native import build_info, library_path, load_op_library
 
 Device = Literal["auto", "cpu", "gpu"]
 """A requested device. ``"auto"`` is the value of the environment variable `VARIABLE`, or else ``"cpu"``."""
@@ -180,6 +181,149 @@ def split_numbers(values: tf.Tensor, sizes: Any, count: int, *, device: DeviceKi
         return list(tf.split(values, sizes, num=count))
     parts = tf.split(tf.bitcast(values, tf.float64), sizes, num=count)
     return [tf.bitcast(part, tf.int64) for part in parts]
+
+
+# Passes tensors out of a function and into its next call where they are: in host memory, or on the GPU.
+#
+# TensorFlow passes each result of a ``tf.function`` through an op, which it places on the GPU if there is
+# one. A result in host memory is therefore copied to the GPU, and back when the next call needs it in host
+# memory. But TensorFlow keeps int32 results in host memory, even those that were computed in the GPU's. So a
+# tensor in host memory is bitcast to int32 when it leaves and enters, and a boolean becomes 0 or 1; int32
+# tensors in the GPU's memory are bitcast to float32.
+#
+# Each result fixes its device, because TensorFlow recreates a function's ops for arguments on other devices.
+# Random number generators would then restart: a step would repeat the dropout of the previous one.
+
+_CROSS_AS_INT32 = (tf.int64, tf.float32, tf.float64)
+
+
+def to_caller(tensor: tf.Tensor, place: DeviceKind = "cpu") -> tf.Tensor:
+    """Return a form of a tensor that a function can return without moving it to another device.
+
+    Args:
+      tensor: Any tensor.
+      place: Where it is.
+
+    Example:
+      >>> ids = tf.constant([3, 1 << 40], tf.int64)
+      >>> from_caller(to_caller(ids), tf.int64).numpy()
+      array([            3, 1099511627776])
+    """
+    if not on_gpu():
+        return tensor
+    if place == "gpu":
+        with tf.device("GPU:0"):
+            crosses = tensor.dtype == tf.int32 and _is_in_gpu_memory(tensor)
+            return tf.bitcast(tensor, tf.float32) if crosses else tf.identity(tensor)
+    with tf.device("CPU:0"):
+        if tensor.dtype == tf.bool:
+            return tf.cast(tensor, tf.int32)
+        return tf.bitcast(tensor, tf.int32) if tensor.dtype in _CROSS_AS_INT32 else tf.identity(tensor)
+
+
+def from_caller(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return the original tensor, of the given dtype, that was passed to `to_caller`."""
+    if tensor.dtype == dtype:
+        return tensor
+    with tf.device("GPU:0" if dtype == tf.int32 else "CPU:0"):
+        return tf.cast(tensor, dtype) if dtype == tf.bool else tf.bitcast(tensor, dtype)
+
+
+def read_copy(tensor: tf.Tensor, copy: tf.Tensor) -> bool:
+    """Make the ops that read a tensor in the GPU's memory read a copy of it, which is there.
+
+    They may also read it through a ``tf.identity`` on the host, as checked tensors are; they then still wait
+    for the check. Ops that read the tensor in host memory, or only its shape, read the original tensor as
+    before, and so do calls of functions.
+
+    Args:
+      tensor: A tensor of the graph that is being traced. Its readers were traced before this call.
+      copy: The same numbers, in the GPU's memory.
+
+    Returns:
+      Whether any op reads the copy.
+    """
+    read = False
+    for op in tensor.consumers():
+        if (
+            op.type == "Identity" and _is_on_host(op) and tensor.dtype != tf.int32
+        ):  # which it returns on the host
+            with tf.device("GPU:0"), tf.control_dependencies([op]):
+                read |= read_copy(op.outputs[0], tf.identity(copy))
+            continue
+        for index in (index for index, each in enumerate(op.inputs) if each is tensor):
+            if _reads_gpu_memory(op, index):
+                op._update_input(index, copy)
+                read = True
+    return read
+
+
+def copy_to_gpu(tensor: tf.Tensor) -> tf.Tensor:
+    """Copy a tensor in host memory to the GPU beside the computation there, in the form of `to_caller`."""
+    with tf.device("GPU:0"):
+        return to_caller(load_op_library("ops").gmeta_to_gpu(column=tensor), "gpu")
+
+
+_CALLS = frozenset({"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While"})
+_CALLS |= {"StatelessCase", "StatelessIf", "StatelessWhile"}
+_OF_SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
+
+
+def _reads_gpu_memory(op: tf.Operation, index: int) -> bool:
+    """Return whether an op that TensorFlow places on a GPU reads its input ``index`` in the GPU's memory."""
+    if op.type in _CALLS | _OF_SHAPES or _is_on_host(op):
+        return False
+    in_host_memory = _host_memory_of(op)
+    return in_host_memory is not None and _name_of(op, op.op_def.input_arg, index) not in in_host_memory
+
+
+def _is_in_gpu_memory(tensor: tf.Tensor) -> bool:
+    """Return whether an op of a GPU writes a tensor to the GPU's memory; sizes aren't there."""
+    if tf.executing_eagerly():
+        return False
+    op = tensor.op
+    in_host_memory = _host_memory_of(op)
+    return (
+        in_host_memory is not None
+        and _name_of(op, op.op_def.output_arg, tensor.value_index) not in in_host_memory
+    )
+
+
+def _is_on_host(op: tf.Operation) -> bool:
+    """Return whether an op is on the host by its device, another op's, or that of a resource that it uses."""
+    if "CPU" in op.device or op.colocation_groups() != [b"loc:@" + op.name.encode()]:
+        return True
+    resources = [each for each in op.inputs if each.dtype == tf.resource]
+    if not resources:
+        return False
+    captured = {id(inside): outside for outside, inside in getattr(op.graph, "captures", ())}
+    return not all("GPU" in captured.get(id(each), each).device for each in resources)
+
+
+def _host_memory_of(op: tf.Operation) -> frozenset[str] | None:
+    """Return which arguments the op's kernel for GPUs has in host memory; None if it has no such kernel."""
+    kernels_of = registered.get_registered_kernels_for_op(op.type).kernel
+    for device in ("GPU", "DEFAULT"):
+        for kernel in kernels_of:
+            if kernel.device_type == device and all(_allows(op, each) for each in kernel.constraint):
+                return frozenset(kernel.host_memory_arg)
+    return None
+
+
+def _allows(op: tf.Operation, constraint: Any) -> bool:
+    dtypes = op.get_attr(constraint.name)
+    dtypes = dtypes if isinstance(dtypes, list) else [dtypes]
+    return all(each.as_datatype_enum in constraint.allowed_values.list.type for each in dtypes)
+
+
+def _name_of(op: tf.Operation, args: Any, index: int) -> str:
+    """Return the name of the argument that an op's input or output ``index`` belongs to."""
+    for arg in args:
+        parts = len(op.get_attr(arg.type_list_attr)) if arg.type_list_attr else 1
+        index -= op.get_attr(arg.number_attr) if arg.number_attr else parts
+        if index < 0:
+            return str(arg.name)
+    raise IndexError(index)
 
 
 # The switch between native ops and their forms in plain TensorFlow

@@ -24,6 +24,9 @@ or if a callback sets the optimizer's count. So if the model reads the number, a
 of the two. Where they differ, the batch's keys are requested and its rows are read again. All ranks count the
 same steps, so they do so together.
 
+On a GPU, a column of the data that ops read there is copied to it while the batch before computes. Which
+columns these are is known when the step is traced; their other readers read them in host memory, as before.
+
 The read-ahead ends where the data does. The last batch is then repeated as a placeholder, so that all ranks
 go on making the same collectives; no rank makes a step of it.
 """
@@ -41,10 +44,10 @@ from tensorflow.python.eager.polymorphic_function.polymorphic_function import (
 from tf_keras.src.engine import training
 
 from gmeta.core import collectives
-from gmeta.core.graph import from_caller, to_caller
 from gmeta.core.step import begin_span, beside_step, step_context
 from gmeta.layers.exchange.fetch import Fetched, FetchedLookups, LookupsAhead, prefetch, use_fetched
 from gmeta.layers.exchange.frozen_window import FrozenWindow
+from gmeta.ops.device import copy_to_gpu, from_caller, on_gpu, read_copy, shared_place, to_caller
 from gmeta.training.pipeline import foresee, use_step_number
 from gmeta.training.rank_steps import batch_size
 
@@ -154,6 +157,7 @@ class StepsAhead:
         request = self._request(iterator.element_spec)
         windows = self._model._windows
         forms: list[_Form] = []
+        columns = _Columns(iterator.element_spec, on_gpu() and not self._model.run_eagerly)
 
         @tf.autograph.experimental.do_not_convert
         def begin(iterator: Any) -> list[tf.Tensor]:
@@ -168,14 +172,16 @@ class StepsAhead:
             with beside_step():
                 waiting[0] = self._peek(waiting[0])
             forms[:] = [_Form(waiting)]
-            return forms[0].leave(waiting)
+            return [*forms[0].leave(waiting), *columns.copy(waiting[0].data)]
 
         @tf.autograph.experimental.do_not_convert
         def again(iterator: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
             now, *later = forms[0].enter(tensors)
             number = self._after(self._model.optimizer.iterations, 0)
             with beside_step():
-                return forms[0].leave([self._peek(request(now.real, number, now.data)), *later])
+                fetched = self._peek(request(now.real, number, now.data))
+            copies = [to_caller(each, "gpu") for each in columns.copies_in(tensors)]
+            return [*forms[0].leave([fetched, *later]), *copies]
 
         def step(iterator: Any, *tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
             now, *later = forms[0].enter(tensors)
@@ -198,12 +204,16 @@ class StepsAhead:
                 logs = self._model.train_step(now.data)
             with tf.control_dependencies(training._minimum_control_deps(logs)):
                 self._model._train_counter.assign_add(1)
-            return logs, forms[0].leave(rest)
+            columns.read_copies(now.data, columns.copies_in(tensors))
+            return logs, [*forms[0].leave(rest), *columns.copy(rest[0].data)]
 
         if self._model.run_eagerly:
             return _Functions(begin, step, again)
         first = tf.function(begin, input_signature=[iterator._type_spec]).get_concrete_function()
-        specs = [iterator._type_spec, *(tf.TensorSpec(out.shape, out.dtype) for out in first.outputs)]
+        copies = {id(out) for out in columns.copies_in(first.outputs)}
+        ranks = [[None] * out.shape.rank if id(out) in copies else out.shape for out in first.outputs]
+        given = [tf.TensorSpec(shape, out.dtype) for shape, out in zip(ranks, first.outputs, strict=True)]
+        specs = [iterator._type_spec, *given]
         whole = tf.function(step, input_signature=specs).get_concrete_function()
         # Few trainings need this one, so it isn't traced before its first call.
         return _Functions(_quick(first), _quick(whole), tf.function(again, input_signature=specs))
@@ -352,12 +362,12 @@ class _Form:
 
     def __init__(self, waiting: list[Waiting]) -> None:
         self._form = tf.nest.map_structure(_spec, waiting)
-        self._on_gpu = ["GPU" in part.device for part in _tensors(waiting)]
+        self._places = [shared_place([part]) for part in _tensors(waiting)]
 
     def leave(self, waiting: list[Waiting]) -> list[tf.Tensor]:
         """Return all tensors, as they leave a function."""
-        pairs = zip(_tensors(waiting), self._on_gpu, strict=True)
-        return [to_caller(part, on_gpu=on_gpu) for part, on_gpu in pairs]
+        pairs = zip(_tensors(waiting), self._places, strict=True)
+        return [to_caller(part, place) for part, place in pairs]
 
     def enter(self, tensors: Sequence[tf.Tensor]) -> list[Waiting]:
         """Return the batches whose tensors left a function."""
@@ -367,6 +377,48 @@ class _Form:
             for part in tf.nest.flatten(self._form, expand_composites=True)
         ]
         return tf.nest.pack_sequence_as(self._form, parts, expand_composites=True)
+
+
+class _Columns:
+    """The columns of the next batch that are copied to a GPU.
+
+    Args:
+      spec: The specification of a batch.
+      copied: Whether there is a GPU, and the step is traced.
+    """
+
+    def __init__(self, spec: Any, copied: bool) -> None:
+        parts = tf.nest.flatten(spec, expand_composites=True) if copied else []
+        self._taken = [_is_numeric(part) for part in parts]
+        self._read = [True] * sum(self._taken)  # which ops may read on the GPU
+
+    def copies_in(self, tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """Return the copies among the tensors that enter or leave a function: the last ones."""
+        return tensors[len(tensors) - sum(self._taken) :]
+
+    def copy(self, data: Any) -> list[tf.Tensor]:
+        """Copy the columns of a batch; the copy of a column that no op reads on the GPU is empty."""
+        with tf.device("CPU:0"):
+            parts = [
+                column if read else tf.zeros([0] * column.shape.rank, column.dtype)
+                for column, read in zip(self._of(data), self._read, strict=True)
+            ]
+        return [copy_to_gpu(part) for part in parts]
+
+    def read_copies(self, data: Any, copies: Sequence[tf.Tensor]) -> None:
+        """Make the ops of a step, which are traced by now, read copies where they compute on the GPU."""
+        pairs = zip(self._of(data), copies, strict=True)
+        self._read = [read_copy(column, from_caller(copy, column.dtype)) for column, copy in pairs]
+
+    def _of(self, data: Any) -> list[tf.Tensor]:
+        parts = tf.nest.flatten(data, expand_composites=True) if self._taken else []
+        return [part for part, taken in zip(parts, self._taken, strict=True) if taken]
+
+
+def _is_numeric(spec: Any) -> bool:
+    return spec.shape.rank is not None and (
+        spec.dtype.is_bool or spec.dtype.is_floating or spec.dtype.is_integer
+    )
 
 
 def _tensors(waiting: list[Waiting]) -> list[tf.Tensor]:

@@ -45,12 +45,11 @@ void RunBeside(tensorflow::OpKernelContext* context, const Begin& begin, End end
   if (absl::Status status = CudaStatus(side->Then(kSoon, ended)); !status.ok()) fail(status);
 }
 
-// Queues a copy to a tensor in pinned host memory on the side stream.
-inline absl::Status ReadBeside(const tensorflow::Tensor& from, const SideStream& side,
+// Queues a copy on the side stream. One of the tensors is in host memory, which should be pinned.
+inline absl::Status CopyBeside(const tensorflow::Tensor& from, const SideStream& side,
                                tensorflow::Tensor* to) {
-  return CudaStatus(gmeta_gpu_stream_read(const_cast<char*>(to->tensor_data().data()),
-                                          from.tensor_data().data(), from.TotalBytes(),
-                                          side.stream()));
+  return CudaStatus(
+      gmeta_gpu_stream_copy(to->data(), from.data(), from.TotalBytes(), side.stream()));
 }
 
 }  // namespace gmeta

@@ -41,7 +41,7 @@ class GpuMergeKeysOp : public tensorflow::AsyncOpKernel {
           context->allocate_temp(tensorflow::DT_INT64, TensorShape({1}), &work->found, Pinned()));
       TF_RETURN_IF_ERROR(CudaStatus(side->Follow()));
       TF_RETURN_IF_ERROR(Merge(context, mix, keys, &work->place, side->stream()));
-      return ReadBeside(work->place, *side, &work->found);
+      return CopyBeside(work->place, *side, &work->found);
     };
     RunBeside(
         context, begin, [this, context, work] { return Check(context, work->found); },

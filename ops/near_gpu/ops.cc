@@ -1,4 +1,4 @@
-// Registration of GmetaNearGpu.
+// Registration of GmetaNearGpu and GmetaToGpu.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -12,6 +12,13 @@ REGISTER_OP("GmetaNearGpu")
     .Output("copy: T")
     .Attr("T: {numbertype, bool}")
     .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+
+// A copy of a batch's column on the op's device (kernels_gpu.cc).
+REGISTER_OP("GmetaToGpu")
+    .Input("column: T")
+    .Output("copy: T")
+    .Attr("T: {numbertype, bool}")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
 
 }  // namespace gmeta

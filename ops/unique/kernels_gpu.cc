@@ -61,7 +61,7 @@ class GpuIdsOp : public tensorflow::AsyncOpKernel {
                                           bytes, stream)
                        : gmeta_gpu_unique_by_owner(call.ids, call.n, ranks, call.keys, call.inverse,
                                                    counts, counts + ranks, room, bytes, stream)));
-      return ReadBeside(of_owners, *side, &numbers);
+      return CopyBeside(of_owners, *side, &numbers);
     }
 
     // Outputs the room itself, cut to size: its memory is freed with the batch.

@@ -19,6 +19,7 @@ interleaved calls; batches change from call to call. Without a GPU, the tables a
 fit            a step of ``fit`` with ids in host memory, of a model of these features with layers of 512 and
                256, in bfloat16, at each depth of `gmeta.Pipeline`: medians of epochs of 20 steps in
                turn, which begin without anything fetched ahead
+fit_content    the same, if each sample has a vector of 128 numbers too
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def gather_all(tables: Batch, batch: Batch) -> Any:
 
 
 class Scorer(gmeta.models.Model):  # type: ignore[misc]
-    """A score of the features' vectors."""
+    """A score of the features' vectors, and of the samples' own vectors if there are any."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -128,20 +129,29 @@ class Scorer(gmeta.models.Model):  # type: ignore[misc]
 
     def call(self, inputs: Batch, training: bool | None = None) -> Any:
         """Score a batch."""
-        vectors = self.collection(inputs, training=training)
-        score = tf.concat([vectors[f"f{number}"] for number in range(FEATURES)], axis=1)
+        names = [f"f{number}" for number in range(FEATURES)]
+        vectors = self.collection({name: inputs[name] for name in names}, training=training)
+        content = [tf.cast(inputs["content"], vectors["f0"].dtype)] if "content" in inputs else []
+        score = tf.concat([*(vectors[name] for name in names), *content], axis=1)
         for layer in self.hidden:
             score = layer(score)
         return self.score(score)
 
 
 def measure_fit(
-    ids: int, distinct: int, dim: int, rows: int, rounds: int, profile: Path | None
+    ids: int, distinct: int, dim: int, rows: int, rounds: int, profile: Path | None, content: int = 0
 ) -> list[Result]:
-    """Milliseconds of a step of ``fit``, at each depth; ``profile`` is a folder for a profile of depth 1."""
+    """Milliseconds of a step of ``fit``, at each depth, with ``content`` numbers a sample.
+
+    ``profile`` is a folder for a profile of depth 1.
+    """
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     labels = np.random.default_rng(1).integers(0, 2, (ids, 1)).astype(np.float32)
-    batches = [(batch, labels) for batch in draw(ids, distinct, rows)]
+    drawn = draw(ids, distinct, rows)
+    if content:
+        numbers = np.random.default_rng(2).normal(size=(ids, content)).astype(np.float32)
+        drawn = [{**batch, "content": numbers} for batch in drawn]
+    batches = [(batch, labels) for batch in drawn]
     spec = tf.nest.map_structure(lambda one: tf.TensorSpec(one.shape, one.dtype), batches[0])
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
     data = data.cache().repeat(STEPS // BATCHES)
@@ -158,9 +168,10 @@ def measure_fit(
     if profile is not None:
         with tf.profiler.experimental.Profile(str(profile)):
             models[1].fit(data, epochs=1, verbose=0)
+    name = "fit_content" if content else "fit"
     step = {depth: 1e3 * float(np.median(own.seconds)) / STEPS for depth, own in seconds.items()}
     return [
-        Result(f"gpu_collection/fit/depth={depth}", own, "ms", *(("depth 0", step[0]) if depth else ()))
+        Result(f"gpu_collection/{name}/depth={depth}", own, "ms", *(("depth 0", step[0]) if depth else ()))
         for depth, own in step.items()
     ]
 
@@ -226,11 +237,11 @@ def main() -> None:
     """Measure, and report."""
     options = parser(__doc__)
     options.set_defaults(rounds=40)
-    options.add_argument("--profile", type=Path, metavar="FOLDER", help="profile an epoch of fit at depth 1")
+    options.add_argument("--profile", type=Path, metavar="FOLDER", help="profile fit_content at depth 1")
     given = options.parse_args()
     sizes = (500, 200, 16, 1_000, 2) if given.smoke else (IDS, DISTINCT, 128, 1_000_000, given.rounds)
     os.environ.setdefault("GMETA_TABLE_DEVICE", "gpu")
-    results = [*measure(*sizes), *measure_fit(*sizes, given.profile)]
+    results = [*measure(*sizes), *measure_fit(*sizes, None), *measure_fit(*sizes, given.profile, content=128)]
     report("EmbeddingCollection on a GPU", results, given.json, gpu=gpu())
 
 

@@ -77,9 +77,9 @@ int gmeta_gpu_event_await(void* event) {
   return Guarded([&] { CheckCuda(cudaEventSynchronize(Event(event)), "waiting for an event"); });
 }
 
-int gmeta_gpu_stream_read(void* to, const void* from, size_t bytes, void* stream) {
+int gmeta_gpu_stream_copy(void* to, const void* from, size_t bytes, void* stream) {
   return Guarded([&] {
-    CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, Stream(stream)),
-              "reading from the GPU");
+    CheckCuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)),
+              "copying between the GPU and host memory");
   });
 }

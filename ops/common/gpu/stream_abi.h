@@ -35,8 +35,8 @@ GMETA_CUDA_API int gmeta_gpu_event_query(void* event, int32_t* happened);
 // Waits until the event has happened since it was last recorded.
 GMETA_CUDA_API int gmeta_gpu_event_await(void* event);
 
-// Queues a copy from the GPU to host memory, which should be pinned.
-GMETA_CUDA_API int gmeta_gpu_stream_read(void* to, const void* from, size_t bytes, void* stream);
+// Queues a copy between the GPU and host memory, which should be pinned.
+GMETA_CUDA_API int gmeta_gpu_stream_copy(void* to, const void* from, size_t bytes, void* stream);
 
 }  // extern "C"
 

@@ -13,12 +13,12 @@ import tensorflow as tf
 import gmeta
 from gmeta.callbacks import StepTimes
 from gmeta.checkpoint import ShardedCheckpoint
-from gmeta.core import graph
 from gmeta.core.errors import ConfigError
 from gmeta.layers import EmbeddingCollection, FeatureConfig, TableConfig
 from gmeta.models import Model
-from gmeta.ops import HashTable
+from gmeta.ops import HashTable, device
 from gmeta.ops.table.read_ahead import Reread
+from gmeta.training import steps_ahead
 from support.cells import slow_but
 from support.pipeline_runs import (
     KINDS,
@@ -290,7 +290,8 @@ def test_a_model_that_says_something_else_than_it_does_is_refused(told, what):
 
 
 def test_what_leaves_a_function_as_int32_enters_as_it_was(monkeypatch):
-    monkeypatch.setattr(graph, "_has_gpu", lambda: True)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(steps_ahead, "on_gpu", lambda: True)
     assert differences(at_depth_0("ctr"), train_at_depth("ctr", 2)) == []
 
 

@@ -172,6 +172,7 @@ def test_batches_near_a_gpu_are_the_same(form):
         "names": tf.constant(["a", "b", "c", "d"]),
         "tags": tf.ragged.constant([[1, 2], [], [3], [4]], tf.int64),
         "empty": tf.zeros([4, 0], tf.bfloat16),
+        "long": tf.reshape(tf.range(400_004.0), [4, 100_001]),  # several threads copy it
         "sparse": tf.sparse.from_dense([[1, 0], [0, 2], [0, 0], [3, 0]]),
     }
     data = tf.data.Dataset.from_tensor_slices(form(x, tf.range(4))).batch(3)
