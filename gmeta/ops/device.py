@@ -187,9 +187,9 @@ def split_numbers(values: tf.Tensor, sizes: Any, count: int, *, device: DeviceKi
 #
 # TensorFlow passes each result of a ``tf.function`` through an op, which it places on the GPU if there is
 # one. A result in host memory is therefore copied to the GPU, and back when the next call needs it in host
-# memory. But TensorFlow keeps int32 results in host memory, even those that were computed in the GPU's. So a
-# tensor in host memory is bitcast to int32 when it leaves and enters, and a boolean becomes 0 or 1; int32
-# tensors in the GPU's memory are bitcast to float32.
+# memory. But TensorFlow keeps int32 results in host memory, even if an op wrote them to the GPU's memory. So
+# a tensor in host memory is bitcast to int32 when it leaves and enters, and a boolean becomes 0 or 1; an
+# int32 tensor in the GPU's memory is bitcast to uint32.
 #
 # Each result fixes its device, because TensorFlow recreates a function's ops for arguments on other devices.
 # Random number generators would then restart: a step would repeat the dropout of the previous one.
@@ -202,7 +202,7 @@ def to_caller(tensor: tf.Tensor, place: DeviceKind = "cpu") -> tf.Tensor:
 
     Args:
       tensor: Any tensor.
-      place: Where it is.
+      place: Where the op that computed it runs.
 
     Example:
       >>> ids = tf.constant([3, 1 << 40], tf.int64)
@@ -214,7 +214,7 @@ def to_caller(tensor: tf.Tensor, place: DeviceKind = "cpu") -> tf.Tensor:
     if place == "gpu":
         with tf.device("GPU:0"):
             crosses = tensor.dtype == tf.int32 and _is_in_gpu_memory(tensor)
-            return tf.bitcast(tensor, tf.float32) if crosses else tf.identity(tensor)
+            return tf.bitcast(tensor, tf.uint32) if crosses else tf.identity(tensor)
     with tf.device("CPU:0"):
         if tensor.dtype == tf.bool:
             return tf.cast(tensor, tf.int32)
@@ -245,9 +245,8 @@ def read_copy(tensor: tf.Tensor, copy: tf.Tensor) -> bool:
     """
     read = False
     for op in tensor.consumers():
-        if (
-            op.type == "Identity" and _is_on_host(op) and tensor.dtype != tf.int32
-        ):  # which it returns on the host
+        # An Identity of int32 returns it in host memory on any device.
+        if op.type == "Identity" and _is_on_host(op) and tensor.dtype != tf.int32:
             with tf.device("GPU:0"), tf.control_dependencies([op]):
                 read |= read_copy(op.outputs[0], tf.identity(copy))
             continue
@@ -278,8 +277,8 @@ def _reads_gpu_memory(op: tf.Operation, index: int) -> bool:
 
 
 def _is_in_gpu_memory(tensor: tf.Tensor) -> bool:
-    """Return whether an op of a GPU writes a tensor to the GPU's memory; sizes aren't there."""
-    if tf.executing_eagerly():
+    """Return whether an op of a GPU writes a tensor to the GPU's memory; many int32 results aren't there."""
+    if tf.executing_eagerly() or tensor.op.type == "Placeholder":  # an int32 argument is in host memory
         return False
     op = tensor.op
     in_host_memory = _host_memory_of(op)
@@ -311,6 +310,10 @@ def _host_memory_of(op: tf.Operation) -> frozenset[str] | None:
 
 
 def _allows(op: tf.Operation, constraint: Any) -> bool:
+    """Return whether a kernel's constraint allows the op's dtypes; of other attributes it isn't known."""
+    kinds = {attr.name: attr.type for attr in op.op_def.attr}
+    if kinds.get(constraint.name) not in ("type", "list(type)"):
+        return False
     dtypes = op.get_attr(constraint.name)
     dtypes = dtypes if isinstance(dtypes, list) else [dtypes]
     return all(each.as_datatype_enum in constraint.allowed_values.list.type for each in dtypes)

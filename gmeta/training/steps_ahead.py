@@ -47,7 +47,15 @@ from gmeta.core import collectives
 from gmeta.core.step import begin_span, beside_step, step_context
 from gmeta.layers.exchange.fetch import Fetched, FetchedLookups, LookupsAhead, prefetch, use_fetched
 from gmeta.layers.exchange.frozen_window import FrozenWindow
-from gmeta.ops.device import copy_to_gpu, from_caller, on_gpu, read_copy, shared_place, to_caller
+from gmeta.ops.device import (
+    built_with_cuda,
+    copy_to_gpu,
+    from_caller,
+    on_gpu,
+    read_copy,
+    shared_place,
+    to_caller,
+)
 from gmeta.training.pipeline import foresee, use_step_number
 from gmeta.training.rank_steps import batch_size
 
@@ -80,11 +88,13 @@ class _Functions(NamedTuple):
       begin: Fetches the first batches.
       step: Makes a step.
       again: Fetches the first of the waiting batches again, for another number.
+      copy: Copies columns of batches that another train function left.
     """
 
     begin: Function
     step: Function
     again: Function
+    copy: Function
 
 
 class Queue:
@@ -92,16 +102,24 @@ class Queue:
 
     def __init__(self) -> None:
         self._iterator: Any = lambda: None
-        self._waiting: tuple[Waiting, ...] = ()
+        self._waiting: Sequence[tf.Tensor] = ()
+        self._functions: Any = None
 
-    def take(self, iterator: Any) -> tuple[Waiting, ...]:
-        """Return the batches of an iterator that wait, and forget them; none if they are of another."""
+    def take(self, iterator: Any, functions: _Functions) -> Sequence[tf.Tensor]:
+        """Return the tensors of an iterator's batches that wait, and forget them; none if of another.
+
+        Args:
+          iterator: The iterator.
+          functions: The functions that take the batches. If others left them, columns are copied again.
+        """
         waiting, self._waiting = self._waiting, ()
-        return waiting if self._iterator() is iterator else ()
+        if not len(waiting) or self._iterator() is not iterator:
+            return ()
+        return waiting if self._functions is functions else functions.copy(iterator, *waiting)
 
-    def put(self, iterator: Any, waiting: tuple[Waiting, ...]) -> None:
-        """Keep batches for the next call, as long as their iterator lives."""
-        self._waiting = waiting
+    def put(self, iterator: Any, functions: _Functions, waiting: Sequence[tf.Tensor]) -> None:
+        """Keep the tensors that functions return for the next call, as long as their iterator lives."""
+        self._waiting, self._functions = waiting, functions
         self._iterator = weakref.ref(iterator, self._forget)
 
     def _forget(self, dead: Any) -> None:
@@ -142,22 +160,23 @@ class StepsAhead:
             self._last = weakref.ref(iterator), form
         if form not in self._functions:
             self._functions[form] = self._trace(iterator)
-        begin, step, again = self._functions[form]
-        waiting = self._queue.take(iterator) or begin(iterator)
+        functions = self._functions[form]
+        waiting = self._queue.take(iterator, functions) or functions.begin(iterator)
         real, number = waiting[:2]  # of the first batch
         if not real:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence")
         if self._reads_number and not self._is_next(number):
-            waiting = again(iterator, *waiting)
-        logs, waiting = step(iterator, *waiting)
-        self._queue.put(iterator, waiting)
+            waiting = functions.again(iterator, *waiting)
+        logs, waiting = functions.step(iterator, *waiting)
+        self._queue.put(iterator, functions, waiting)
         return logs
 
     def _trace(self, iterator: Any) -> _Functions:
         request = self._request(iterator.element_spec)
         windows = self._model._windows
         forms: list[_Form] = []
-        columns = _Columns(iterator.element_spec, on_gpu() and not self._model.run_eagerly)
+        copied = on_gpu() and built_with_cuda() and not self._model.run_eagerly
+        columns = _Columns(iterator.element_spec, copied)
 
         @tf.autograph.experimental.do_not_convert
         def begin(iterator: Any) -> list[tf.Tensor]:
@@ -180,8 +199,14 @@ class StepsAhead:
             number = self._after(self._model.optimizer.iterations, 0)
             with beside_step():
                 fetched = self._peek(request(now.real, number, now.data))
-            copies = [to_caller(each, "gpu") for each in columns.copies_in(tensors)]
+            with tf.device("GPU:0"):
+                copies = [tf.identity(each) for each in columns.copies_in(tensors)]
             return [*forms[0].leave([fetched, *later]), *copies]
+
+        @tf.autograph.experimental.do_not_convert
+        def copy(iterator: Any, *tensors: tf.Tensor) -> list[tf.Tensor]:
+            waiting = forms[0].enter(tensors)
+            return [*forms[0].leave(waiting), *columns.copy(waiting[0].data)]
 
         def step(iterator: Any, *tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor]]:
             now, *later = forms[0].enter(tensors)
@@ -208,15 +233,19 @@ class StepsAhead:
             return logs, [*forms[0].leave(rest), *columns.copy(rest[0].data)]
 
         if self._model.run_eagerly:
-            return _Functions(begin, step, again)
+            return _Functions(begin, step, again, copy)
         first = tf.function(begin, input_signature=[iterator._type_spec]).get_concrete_function()
         copies = {id(out) for out in columns.copies_in(first.outputs)}
         ranks = [[None] * out.shape.rank if id(out) in copies else out.shape for out in first.outputs]
         given = [tf.TensorSpec(shape, out.dtype) for shape, out in zip(ranks, first.outputs, strict=True)]
         specs = [iterator._type_spec, *given]
         whole = tf.function(step, input_signature=specs).get_concrete_function()
-        # Few trainings need this one, so it isn't traced before its first call.
-        return _Functions(_quick(first), _quick(whole), tf.function(again, input_signature=specs))
+        kept = whole.outputs[len(whole.outputs) - len(given) :]
+        if [out.dtype for out in kept] != [spec.dtype for spec in given]:
+            raise AssertionError("a step leaves other dtypes than it takes")
+        # Few trainings need these, so they aren't traced before their first call.
+        rare = [tf.function(each, input_signature=specs) for each in (again, copy)]
+        return _Functions(_quick(first), _quick(whole), *rare)
 
     def _advance(
         self, iterator: Any, request: Request, number: tf.Tensor, waiting: list[Waiting]
@@ -397,7 +426,10 @@ class _Columns:
         return tensors[len(tensors) - sum(self._taken) :]
 
     def copy(self, data: Any) -> list[tf.Tensor]:
-        """Copy the columns of a batch; the copy of a column that no op reads on the GPU is empty."""
+        """Copy the columns of a batch; instead of a column that no op reads on the GPU, copy zeros.
+
+        An op on ids counts as one that reads them, even if only the lookup needs its result.
+        """
         with tf.device("CPU:0"):
             parts = [
                 column if read else tf.zeros([0] * column.shape.rank, column.dtype)

@@ -1,5 +1,5 @@
 // A stream beside a GPU's compute stream, for work that no kernel of the present batch needs: the
-// keys of a later batch, and its rows.
+// columns of a later batch, its keys and its rows.
 //
 //   Memory    TensorFlow's allocator is ordered by the compute stream: it gives out memory whose
 //             last kernels may still be queued there. So work first allocates all its memory, then

@@ -1,10 +1,11 @@
-// GmetaNearGpu: copies a batch's column to memory from which a GPU copies it without the host. On
-// a machine without a GPU, GmetaToGpu returns its column.
+// GmetaNearGpu: copies a batch's column to memory from which a GPU copies it without the host.
 //
 // The driver copies ordinary memory piece by piece through a buffer of its own, and meanwhile no
 // other thread can start a kernel. The copy to pinned memory runs while the batch is prepared and
 // the GPU computes. Large columns are copied by several threads: one of them copies some 5 GB/s,
 // and a bus carries ten times as much.
+//
+// GmetaToGpu on a CPU returns its column.
 
 #include "ops/common/kernels.h"
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python.framework.kernels import get_registered_kernels_for_op
 
 from gmeta.core.graph import assert_first
+from gmeta.ops import device
 from gmeta.ops.device import copy_to_gpu, from_caller, read_copy
 
 pytestmark = pytest.mark.skipif(
@@ -38,7 +39,7 @@ def read(readers, column=COLUMN, copy=COPY):
     "reader",
     [
         tf.negative,
-        lambda x: tf.concat([tf.zeros_like(x), x, x], 0)[2:4],  # whose axis is in host memory, and x isn't
+        lambda x: tf.concat([tf.zeros_like(x), x, x], 0)[2:4],  # its axis is in host memory, x isn't
         lambda x: tf.identity_n([tf.constant([0, 1]), x])[1],
         lambda x: tf.reshape(x, [-1]),
     ],
@@ -106,9 +107,17 @@ def test_a_checked_column_is_read_as_a_copy_after_its_check(holds):
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.bool, tf.float16, tf.bfloat16, tf.uint8])
-def test_copies_are_equal_to_columns(dtype):
-    column = tf.cast(tf.constant([[0, 1, 1], [0, 0, 1]]), dtype)
+def test_copies_leave_a_function_and_enter_it_as_they_were(dtype, monkeypatch):
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(device, "_is_in_gpu_memory", lambda tensor: tensor.op.type == "GmetaToGpu")
+    column = tf.cast(tf.constant([[0, 1, -1], [0x7F800001, 0, 1]]), dtype)  # two are NaN to float32
+    leave, enter = tf.function(copy_to_gpu), tf.function(from_caller)
     for each in (column, column[:0]):
-        copy = from_caller(copy_to_gpu(each), dtype)
-        assert copy.dtype == dtype
-        np.testing.assert_array_equal(copy, each)
+        crossing = leave(each)
+        assert (crossing.dtype != dtype) == (dtype == tf.int32)  # which a function would return on the host
+        np.testing.assert_array_equal(enter(crossing, dtype), each)
+
+
+def test_an_op_whose_kernels_depend_on_numbers_reads_the_column():
+    moved, _ = read(lambda x: tf.math.approx_max_k(x, 1)[0])
+    assert not moved

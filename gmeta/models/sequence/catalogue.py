@@ -16,14 +16,17 @@ import tensorflow as tf
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
 from gmeta.core.graph import refuse_unless
-from gmeta.layers import EmbeddingCollection, FeatureConfig
+from gmeta.layers import FeatureConfig
 from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
 from gmeta.ops import hash_text, jagged
+from gmeta.ops.device import on_gpu
 from gmeta.ops.table.portable_tables import RowNumbers
 
 Items = Any
 """A number, or a vector of ids: integers or texts, as an array, a tensor or a list."""
-_BLOCK = 65536  # the number of items scored at once
+_BLOCK = 65536  # the least number of items scored at once
+_SCORES = 1 << 26  # the number of scores that a GPU computes at once, unless a block has more
+_GROUP = 64  # the number of scores of which the largest is looked at first
 
 Noted = Mapping[str, npt.NDArray[np.int64]]
 """What checkpoints hold of a catalogue: ``keys`` of items, their ``counts``, and their ``marks``, if any."""
@@ -358,26 +361,6 @@ def _check(items: Items, owner: str) -> Any:
     return ids.astype(np.int64)  # uint64 as the int64 of the same bits, as in batches
 
 
-def item_feature(name: str, collection: EmbeddingCollection, item: str) -> FeatureConfig:
-    """Return the feature of items, the only one of a collection of a model of next items.
-
-    Raises:
-      ConfigError: The collection lacks it, has others, or pools it.
-    """
-    features = {feature.name: feature for feature in collection.features}
-    if item not in features:
-        raise ConfigError(f"{name}: item={item!r} isn't a feature of the collection: {', '.join(features)}")
-    others = [each for each in features if each != item]
-    if others:
-        raise ConfigError(
-            f"{name}: the collection embeds {', '.join(others)} besides {item!r}, which nothing would read: "
-            "leave them out"
-        )
-    if features[item].combiner is not None:
-        raise ConfigError(f"{name}: feature {item!r} has a combiner, and every item is a token: leave it out")
-    return features[item]
-
-
 @tf.autograph.experimental.do_not_convert
 def top_items(
     queries: tf.Tensor,
@@ -388,12 +371,13 @@ def top_items(
     allow: tf.Tensor | None = None,
     again: tf.RaggedTensor | None = None,
     bias: tf.Tensor | None = None,
-    block: int = _BLOCK,
+    block: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Find the items whose vectors have the greatest products with queries, the greatest first.
 
     The catalogue is scored block by block, so memory holds n times ``block`` scores at once instead of n V.
-    Filters apply before the best are chosen, so k items are found wherever k remain.
+    Of a block, only the k groups of scores with the largest maxima are compared one by one: no other score
+    is among the k best. Filters apply before the best are chosen, so k items are found wherever k remain.
 
     Args:
       queries: (n, d) floats.
@@ -404,7 +388,7 @@ def top_items(
       allow: bool (V,), which items are allowed; None: all.
       again: Numbers of the items whose scores ``bias`` is added to, as ``leave_out``; repeats count once.
       bias: (), for ``again``.
-      block: The number of items scored at once.
+      block: The number of items scored at once. None: 65,536, or on a GPU as many as make 2²⁶ scores, 256 MB.
 
     Returns:
       (n, k) numbers of items, int64, and (n, k) scores, float32. Among equal scores the smaller number comes
@@ -412,6 +396,10 @@ def top_items(
     """
     size, count = tf.shape(vectors, tf.int64)[0], tf.shape(queries, tf.int64)[0]
     queries = tf.cast(queries, tf.float32)
+    if block is None:
+        least = tf.constant(_BLOCK, tf.int64)
+        block = tf.maximum(_SCORES // tf.maximum(count, 1), least) if on_gpu() else least
+    block = tf.cast(block, tf.int64)
 
     def score(begin: tf.Tensor, numbers: tf.Tensor, best: tf.Tensor) -> tuple[tf.Tensor, ...]:
         end = tf.minimum(begin + block, size)
@@ -422,9 +410,9 @@ def top_items(
             scores = _move(scores, leave_out, begin, end, None)
         if allow is not None:
             scores = tf.where(allow[begin:end], scores, float("-inf"))
-        here = tf.broadcast_to(tf.range(begin, end), tf.shape(scores, tf.int64))
+        here, scores = _contenders(scores, k)
         found = tf.math.top_k(tf.concat([best, scores], axis=1), k)
-        numbers = tf.gather(tf.concat([numbers, here], axis=1), found.indices, batch_dims=1)
+        numbers = tf.gather(tf.concat([numbers, begin + here], axis=1), found.indices, batch_dims=1)
         return end, numbers, found.values
 
     start = (
@@ -440,6 +428,32 @@ def top_items(
         parallel_iterations=1,
     )
     return tf.where(tf.math.is_inf(scores), tf.constant(-1, tf.int64), numbers), scores
+
+
+def _contenders(scores: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Leave out groups of consecutive scores that have none of the k greatest of their row.
+
+    The k groups with the greatest maxima have them all. Of groups with equal maxima the first are taken, so
+    of equal scores the first remain. If most groups would remain, all do.
+
+    Returns:
+      (n, m) places of the scores that remain, int64, ascending; and these scores. Places behind the end of a
+      row have -inf.
+    """
+    count, width = tf.unstack(tf.shape(scores))
+    groups = -(-width // _GROUP)
+
+    def of_groups() -> tuple[tf.Tensor, tf.Tensor]:
+        padding = [[0, 0], [0, groups * _GROUP - width]]
+        grouped = tf.reshape(tf.pad(scores, padding, constant_values=float("-inf")), [count, groups, _GROUP])
+        chosen = tf.sort(tf.math.top_k(tf.reduce_max(grouped, axis=2), k).indices)
+        places = chosen[:, :, tf.newaxis] * _GROUP + tf.range(_GROUP)
+        found = tf.gather(grouped, chosen, batch_dims=1)
+        return tf.reshape(places, [count, k * _GROUP]), tf.reshape(found, [count, k * _GROUP])
+
+    every = tf.broadcast_to(tf.range(width), tf.shape(scores))
+    places, found = tf.cond(groups > 2 * k, of_groups, lambda: (every, scores))
+    return tf.cast(places, tf.int64), found
 
 
 def _move(

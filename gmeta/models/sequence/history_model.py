@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gmeta.core import collectives
 from gmeta.core.errors import ConfigError, whole_number
-from gmeta.layers import FeatureConfig
+from gmeta.layers import EmbeddingCollection, FeatureConfig
 from gmeta.layers.embedding.table_weights import Weights
 from gmeta.layers.sequence.reading import Reading
 from gmeta.metrics import NextItem
@@ -402,3 +402,23 @@ class QueryItems:
             values = self._values[self._splits[row] : self._splits[row + 1]]
             found[place, : len(values)] = values if mask is None else np.where(mask[values], values, -1)
         return found
+
+
+def item_feature(name: str, collection: EmbeddingCollection, item: str) -> FeatureConfig:
+    """Return the feature of items, the only one of a collection of a model of next items.
+
+    Raises:
+      ConfigError: The collection lacks it, has others, or pools it.
+    """
+    features = {feature.name: feature for feature in collection.features}
+    if item not in features:
+        raise ConfigError(f"{name}: item={item!r} isn't a feature of the collection: {', '.join(features)}")
+    others = [each for each in features if each != item]
+    if others:
+        raise ConfigError(
+            f"{name}: the collection embeds {', '.join(others)} besides {item!r}, which nothing would read: "
+            "leave them out"
+        )
+    if features[item].combiner is not None:
+        raise ConfigError(f"{name}: feature {item!r} has a combiner, and every item is a token: leave it out")
+    return features[item]

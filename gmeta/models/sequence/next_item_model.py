@@ -16,13 +16,14 @@ from gmeta.losses import SampledSoftmax
 from gmeta.losses.multi_task import mean_loss
 from gmeta.metrics import NextItem
 from gmeta.metrics.next_item import catalogue_ranks
-from gmeta.models.sequence.catalogue import Catalogue, Items, item_feature
+from gmeta.models.sequence.catalogue import Catalogue, Items
 from gmeta.models.sequence.history_model import (
     HistoryModel,
     ReadHistories,
     but_first,
     but_last,
     check_times,
+    item_feature,
 )
 from gmeta.models.sequence.negatives import (
     DrawnLaw,
@@ -148,10 +149,9 @@ class NextItemModel(HistoryModel):
     ) -> None:
         super().__init__(name=name)
         self.collection, self.backbone = collection, backbone
-        self.feature = item_feature(name, collection, item)
-        self.dim = self.feature.width
+        feature = self.feature = item_feature(name, collection, item)
+        self.dim, self.catalogue = feature.width, Catalogue(items, name, feature)
         check_times(name, backbone, time)
-        self.catalogue = Catalogue(items, name, self.feature)
         self.max_length = whole_number(f"{name}: max_length", max_length, least=1)
         negatives = min(_NEGATIVES, self.catalogue.size) if negatives is None else negatives
         self.negatives, self.negatives_per, self.law = negatives, negatives_per, law

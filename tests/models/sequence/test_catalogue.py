@@ -20,16 +20,17 @@ def ragged(rows):
 @settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**20),
-    size=st.integers(1, 9),
+    size=st.one_of(st.integers(1, 9), st.integers(60, 700)),  # several groups of 64 in a block
     users=st.integers(0, 4),
-    block=st.integers(1, 10),
+    block=st.one_of(st.none(), st.integers(1, 10), st.integers(60, 700)),
     share=st.sampled_from([None, 0.0, 0.3, 0.8]),
     bias=st.integers(-2, 2),
     data=st.data(),
 )
 def test_the_best_of_all_are_those_of_a_sort(seed, size, users, block, share, bias, data):
     random = np.random.default_rng(seed)
-    k = data.draw(st.integers(1, size))
+    k = data.draw(st.integers(1, min(size, 9)) | st.integers(1, size))
+    block = block if block is None else max(block, size // 20)  # a loop of a few rounds
     queries, vectors = random.integers(-2, 3, (users, 2)), random.integers(-2, 3, (size, 2))
     hidden, raised = (
         [random.integers(-1, size, random.integers(0, size + 2)) for _ in range(users)] for _ in range(2)
