@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -132,6 +133,34 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise GmetaError(f"can't write {error.filename or path}: {error.strerror or error}") from error
+
+
+def check_replaces(out: Path, mark: str, what: str) -> None:
+    """Refuse to replace anything but an empty folder, or one that has a certain file.
+
+    Args:
+      out: What would be replaced, if it exists.
+      mark: The name of the file.
+      what: What a folder with this file is.
+
+    Raises:
+      GmetaError: ``out`` is something else.
+    """
+    if not out.exists() or (out / mark).is_file() or (out.is_dir() and not any(out.iterdir())):
+        return
+    raise GmetaError(f"{out} exists already and isn't {what}: name a folder that is to be made")
+
+
+def sha256_of(files: Sequence[Path]) -> str:
+    """Return a hash of the contents of files, in hexadecimal digits."""
+    found = hashlib.sha256()
+    for path in files:
+        own = hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                own.update(piece)
+        found.update(own.digest())
+    return found.hexdigest()
 
 
 @contextmanager

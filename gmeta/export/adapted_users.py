@@ -20,6 +20,7 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from gmeta.core.json_values import items, mapping, parse_json
 from gmeta.export.delta_strings import WEIGHTS
 from gmeta.export.meta_models import LABEL, PER_USER
 from gmeta.export.row_stores import RedisConnection
+from gmeta.export.server_files import reason_of
 from gmeta.layers.embedding.feature_config import PADDING, TEXT_PADDING
 
 _SAMPLES, _WEIGHTS = "samples", "weights"
@@ -183,10 +185,13 @@ class Refreshed(NamedTuple):
     Attributes:
       adapted: The number of users with new weights.
       diverged: Users whose inner steps have diverged; they keep their former weights, if they have any.
+      failed: Users whose samples the model refuses, or can't be read, and why. They keep their former
+        weights, and are tried again when they get new samples; `AdaptedUsers.drop` removes their samples.
     """
 
     adapted: int
     diverged: tuple[str, ...]
+    failed: Mapping[str, str] = MappingProxyType({})
 
 
 class AdaptedUsers:
@@ -240,7 +245,7 @@ class AdaptedUsers:
           labels: (n,), or (n, outputs).
 
         Raises:
-          ConfigError: Columns are missing, unknown or of another length.
+          ConfigError: Columns are missing, unknown or of another length; or users aren't integers or texts.
           NotFiniteError: A number is NaN or infinite.
         """
         columns = {**samples, LABEL: labels}
@@ -248,7 +253,7 @@ class AdaptedUsers:
             raise ConfigError(
                 f"samples have the columns {', '.join(columns)}, and the model takes {', '.join(self._specs)}"
             )
-        of = [_text_of(user) for user in np.asarray(users).tolist()]
+        of = _names(users)
         values = {name: self._values(name, column, len(of)) for name, column in columns.items()}
         own: dict[str, list[int]] = {}
         for place, user in enumerate(of):
@@ -274,18 +279,32 @@ class AdaptedUsers:
         """
         if most is not None:
             whole_number("AdaptedUsers.refresh: most", most, least=1)
-        adapted, diverged = 0, list[str]()
+        adapted, diverged, failed = 0, list[str](), dict[str, str]()
         while True:
-            left = self._at_once if most is None else min(self._at_once, most - adapted - len(diverged))
+            done = adapted + len(diverged) + len(failed)
+            left = self._at_once if most is None else min(self._at_once, most - done)
             names = self._store.changed(left) if left > 0 else []
             if not names:
-                return Refreshed(adapted, tuple(diverged))
-            answers = self._answers(names)
+                return Refreshed(adapted, tuple(diverged), failed)
+            answers = self._answers_of_each(names, failed)
             found = {user: data for user, data in answers.items() if data}
             self._store.write(_WEIGHTS, found)
             self._store.mark(names, changed=False)
             adapted += len(found)
             diverged += [user for user, data in answers.items() if not data]
+
+    def _answers_of_each(self, names: Sequence[str], failed: dict[str, str]) -> dict[str, bytes]:
+        """Adapt users, and note those that make a request fail; others are adapted without them."""
+        try:
+            return self._answers(names)
+        except (tf.errors.InvalidArgumentError, DataError, OverflowError, TypeError, ValueError) as error:
+            if len(names) == 1:
+                failed[names[0]] = reason_of(error)
+                return {}
+            half = len(names) // 2
+            parts = (names[:half], names[half:])
+            first, second = (self._answers_of_each(part, failed) for part in parts)
+            return first | second
 
     def _answers(self, names: Sequence[str]) -> dict[str, bytes]:
         """Adapt users. One without samples, whose `observe` was cut short, has no answer."""
@@ -306,11 +325,11 @@ class AdaptedUsers:
 
     def weights(self, users: Iterable[Any]) -> list[bytes | None]:
         """Return the adapted weights of users, as ``predict_with`` takes them; None: a user has none."""
-        return self._store.read(_WEIGHTS, [_text_of(user) for user in users])
+        return self._store.read(_WEIGHTS, _names(users))
 
     def drop(self, users: Iterable[Any]) -> None:
         """Remove the samples and weights of users."""
-        self._store.drop([_text_of(user) for user in users])
+        self._store.drop(_names(users))
 
     def _values(self, name: str, column: Any, count: int) -> list[Any]:
         """Return a column's values, as JSON has them, after checks; lists of ids have no padding."""
@@ -325,7 +344,9 @@ class AdaptedUsers:
         kinds = "USO" if spec.dtype == tf.string else "biuf" if spec.dtype.is_floating else "iu"
         if values.size and values.dtype.kind not in kinds:
             raise ConfigError(f"{name} is {values.dtype}, and the model takes {spec.dtype.name}")
-        if spec.dtype.is_floating and not np.isfinite(values.astype(np.float64)).all():
+        with np.errstate(over="ignore"):
+            finite = not spec.dtype.is_floating or np.isfinite(values.astype(spec.dtype.as_numpy_dtype)).all()
+        if not finite:
             raise NotFiniteError(f"{name} holds NaN or infinity: leave such samples out")
         found: list[Any] = _json_of(column.to_list() if lists else values.tolist())
         if not _is_list(spec):
@@ -350,8 +371,21 @@ class AdaptedUsers:
         return found
 
 
-def _text_of(user: Any) -> str:
-    return user.decode() if isinstance(user, bytes) else str(user)
+def _names(users: Any) -> list[str]:
+    """Return users as texts.
+
+    Raises:
+      ConfigError: They aren't a vector of integers or texts.
+    """
+    given = users if hasattr(users, "__array__") or isinstance(users, str | bytes) else [*users]
+    values = np.asarray(given)
+    found = values.tolist() if values.ndim == 1 else [None]
+    known = (str, bytes, int)
+    if not all(isinstance(user, known) and not isinstance(user, bool) for user in found):
+        raise ConfigError(f"users must be a vector of integers or texts, got {given!r:.100}")
+    return [
+        user.decode(errors="backslashreplace") if isinstance(user, bytes) else str(user) for user in found
+    ]
 
 
 def _json_of(value: Any) -> Any:

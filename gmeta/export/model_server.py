@@ -117,7 +117,7 @@ class LoadedModel:
             self.signatures = {name: self._called(each) for name, each in self._defs.items()}
         except (tf.errors.OpError, OSError, ValueError, RuntimeError) as error:
             self._session.close()
-            raise GmetaError(f"{folder} can't be loaded: {first_line(error)}") from error
+            raise GmetaError(f"{folder} can't be loaded: {reason_of(error)}") from error
 
     def _called(self, definition: Any) -> Called:
         options = config_pb2.CallableOptions()

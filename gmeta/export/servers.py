@@ -354,7 +354,8 @@ def array_of(tensor: Any, most: int) -> npt.NDArray[Any]:
     found = wide.astype(kind)
     if field == "int_val" and (found != wide).any():
         raise ValueError(f"a value isn't one of {found.dtype}")
-    if len(found) == 1 < size <= most // np.dtype(kind).itemsize:  # as TensorFlow sends equal values
+    width = np.dtype(kind).itemsize + (len(found[0]) if kind is np.object_ and len(found) == 1 else 0)
+    if len(found) == 1 < size <= most // width:  # as TensorFlow sends equal values
         found = np.repeat(found, size)
     if len(found) != size:
         raise ValueError(f"{len(found)} values don't fill shape {shape}")
@@ -442,7 +443,16 @@ class StateCache:
             return state
 
     def put(self, user: Hashable, state: bytes) -> None:
-        """Keep a user's state in place of a former one. One larger than ``max_bytes`` isn't kept."""
+        """Keep a user's state in place of a former one. One larger than ``max_bytes`` isn't kept.
+
+        Raises:
+          ConfigError: The state isn't bytes, such as a tensor: take an element, and call ``numpy()``.
+        """
+        if not isinstance(state, bytes):
+            raise ConfigError(
+                f"StateCache: a state must be bytes, got {type(state).__name__}: give "
+                'read(...)["state_bytes"][0].numpy()'
+            )
         with self._lock:
             self._bytes -= len(self._states.pop(user, b""))
             if len(state) > self._most:

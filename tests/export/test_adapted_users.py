@@ -89,7 +89,7 @@ def test_users_have_the_weights_of_their_last_samples(served, store):
         first = users.refresh(most=1)
         assert first.adapted == 1
         assert users.refresh().adapted == changed - 1
-        assert users.refresh() == (0, ())
+        assert users.refresh()[:2] == (0, ())
         assert_adapted(model, users, log)
     again = AdaptedUsers(signatures["adapt_many"], store, keep=KEEP)
     again.readapt()
@@ -147,7 +147,7 @@ def test_a_process_that_ends_anywhere_leaves_no_user_behind(served, ends, users)
         assert_adapted(model, after, log)
     else:
         assert store.read("samples", users) == [None] * len(users)
-        assert after.refresh() == (0, ())
+        assert after.refresh()[:2] == (0, ())
         assert after.weights(users) == [None] * len(users)
 
 
@@ -159,11 +159,35 @@ def test_a_user_that_diverges_keeps_its_weights_and_is_named(served):
     users.refresh()
     before = users.weights(["ann", "bob"])
     users.observe(["ann", "bob"], columns, np.float32([1e30, 2]))
-    assert users.refresh() == (1, ("ann",))
+    assert users.refresh()[:2] == (1, ("ann",))
     after = users.weights(["ann", "bob"])
     assert after[0] == before[0]
     assert after[1] != before[1]
-    assert users.refresh() == (0, ())
+    assert users.refresh()[:2] == (0, ())
+
+
+def test_a_user_whose_samples_fail_is_named_and_others_are_adapted(served):
+    users = AdaptedUsers(served[1]["adapt_many"], store := MemoryUsers())
+    columns, labels, log = events(["ann", "bob", "eve", "joe", "7"])
+    users.observe([each[0] for each in log], columns, labels)
+    store.write("samples", {"eve": b'{"city": ["Kyiv"], "tags": [["x"]], "label": [1.0]}', "joe": b"{"})
+    done = users.refresh()
+    assert (done.adapted, done.diverged, sorted(done.failed)) == (3, (), ["eve", "joe"])
+    assert "joe" in done.failed["joe"]
+    assert [data is None for data in users.weights(["ann", "bob", "eve", "joe", 7])] == [0, 0, 1, 1, 0]
+    assert users.refresh() == (0, (), {})
+    users.drop(["joe"])
+    users.observe(["joe"], {name: column[:1] for name, column in columns.items()}, labels[:1])
+    assert users.refresh().adapted == 1
+
+
+@pytest.mark.parametrize("bad", ["ann", b"ann", [["ann"]], [1.5], [None], [True]])
+def test_users_that_are_no_integers_or_texts_are_refused(served, bad):
+    users = AdaptedUsers(served[1]["adapt_many"], MemoryUsers())
+    columns, labels, _ = events(["ann"])
+    for call in (users.weights, users.drop, lambda names: users.observe(names, columns, labels)):
+        with pytest.raises(ConfigError, match="users must be a vector of integers or texts"):
+            call(bad)
 
 
 def test_what_does_not_fit_is_refused(served):
@@ -185,7 +209,7 @@ def test_what_does_not_fit_is_refused(served):
     ):
         with pytest.raises(error, match=told):
             users.observe(["ann", "bob"], {**columns, **changed}, given_labels)
-    assert users.refresh() == (0, ())
+    assert users.refresh()[:2] == (0, ())
     users.observe(["ann", "bob"], {**columns, "tags": [[1, -1], [-1, 2]]}, labels)
     assert b'"tags":[[1]]' in store.read("samples", ["ann"])[0]
     store.write("samples", {"ann": b'{"city":["Kyiv"],"label":[1.0]}', "bob": b"{"})

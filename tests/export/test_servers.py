@@ -22,7 +22,7 @@ from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.export.delivery import deliver
 from gmeta.export.model_deltas import Delta, Layout, TableChange
 from gmeta.export.published_folder import DELTAS, STREAM
-from gmeta.export.servers import server_at
+from gmeta.export.servers import StateCache, array_of, messages, server_at
 from support.serving import grpc_service, predict_messages
 
 LAYOUT = Layout("a stream", {"id": 3}, {})
@@ -269,6 +269,20 @@ def test_what_is_no_version_over_grpc_is_an_error(reason):
         pytest.raises(GmetaError, match=f"^{url} .*{reason}"),
     ):
         server_at(url).version()
+
+
+def test_a_repeated_text_counts_with_all_its_bytes():
+    tensor = messages()["Tensor"](dtype=7, string_val=[b"x" * 100])
+    tensor.tensor_shape.dim.add(size=10)
+    assert array_of(tensor, 2000).tolist() == [b"x" * 100] * 10
+    with pytest.raises(ValueError, match="1 values don't fill shape"):
+        array_of(tensor, 1000)
+
+
+@pytest.mark.parametrize("state", ["text", None, np.array([b"state"], object), bytearray(b"state")])
+def test_a_cache_takes_bytes_alone(state):
+    with pytest.raises(ConfigError, match="a state must be bytes, got"):
+        StateCache(100).put("ann", state)
 
 
 def test_versions_arrive_in_either_field_of_a_tensor():

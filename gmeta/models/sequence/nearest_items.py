@@ -4,9 +4,9 @@ K-means divides the items into lists. A search chooses the lists whose centres h
 the query. Faiss scores their items by vectors of eight bits a number, and the best of these are scored again
 exactly. ``probes``, the number of lists, trades time for recall.
 
-A folder holds the index, the vectors, which are mapped and not read, and the items' ids:
+A folder holds the index, the vectors, which are mapped and not read, the items' ids, and a hash of all:
 
-    manifest.json  index.faiss  vectors.npy  items.arrow
+    manifest.json  index.faiss  vectors.npy  items.arrow  seal
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import tensorflow as tf
+from pyarrow import feather
 
 from gmeta.core.errors import ConfigError, DataError, whole_number
-from gmeta.core.files import stage_folder
+from gmeta.core.files import check_replaces, sha256_of, stage_folder
 from gmeta.core.imports import import_for
 from gmeta.layers import FeatureConfig
 from gmeta.models.sequence.catalogue import Catalogue, Items, top_items
@@ -33,7 +34,7 @@ from gmeta.models.sequence.history_model import HistoryModel, Ints, QueryItems
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
-_FORMAT = "gmeta nearest items"
+_FORMAT, _SEAL = "gmeta nearest items", "seal"
 _MANIFEST, _INDEX, _VECTORS, _ITEMS = "manifest.json", "index.faiss", "vectors.npy", "items.arrow"
 _ROWS = 1 << 18  # how many vectors are read at once
 _PER_LIST = 40  # vectors that k-means reads for each list
@@ -99,14 +100,12 @@ class NearestItems:
         vectors = np.ascontiguousarray(vectors, np.float32)
         if vectors.ndim != 2 or not vectors.size:
             raise ConfigError(f"NearestItems: vectors must be (items, d), got the shape {vectors.shape}")
-        size = len(vectors)
-        feature = FeatureConfig("items", dim=1, hash=hash)
+        size, feature = len(vectors), FeatureConfig("items", dim=1, hash=hash)
         catalogue = Catalogue(size if items is None else items, "NearestItems", feature)
         if catalogue.size != size:
             raise ConfigError(f"NearestItems: {size} vectors for {catalogue.size} items: give one for each")
-        for begin in range(0, size, _ROWS):
-            if len(bad := np.flatnonzero(~np.isfinite(vectors[begin : begin + _ROWS]).all(axis=1))):
-                raise ConfigError(f"NearestItems: the vector of item number {begin + bad[0]} isn't finite")
+        if len(bad := np.flatnonzero(~np.isfinite(np.einsum("ij,ij->i", vectors, vectors)))):
+            raise ConfigError(f"NearestItems: the squared length of item {bad[0]}'s vector isn't finite")
         lists = max(1, min(int(4 * size**0.5), size // _PER_LIST)) if lists is None else lists
         if whole_number("NearestItems: lists", lists, least=1) > size:
             raise ConfigError(f"NearestItems: lists must be at most {size}, one for each item, got {lists}")
@@ -261,21 +260,21 @@ class NearestItems:
         return numbers, scores
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the index to a folder, which appears whole; a former one is replaced.
+        """Write the index to a folder, which appears whole; a former index is replaced.
 
         Raises:
-          GmetaError: The folder can't be written.
+          GmetaError: The folder can't be written, or holds something else than an index.
         """
+        check_replaces(Path(folder), _MANIFEST, "an index")
         about = {name: getattr(self, name) for name in ("size", "probes", "bias", "scale", "fingerprint")}
         about |= {"format": _FORMAT, "hash": self.catalogue.hashes, "ids": self.catalogue.has_ids}
         with stage_folder(Path(folder)) as staged:
             np.save(staged / _VECTORS, self._vectors)
             self._faiss.write_index(self._index, str(staged / _INDEX))
             if self.catalogue.has_ids:
-                table = pa.table({"item": pa.array(_items(self.catalogue))})
-                with pa.OSFile(str(staged / _ITEMS), "wb") as file, pa.ipc.new_file(file, table.schema) as to:
-                    to.write_table(table)
+                feather.write_feather(pa.table({"item": _items(self.catalogue)}), str(staged / _ITEMS), "lz4")
             (staged / _MANIFEST).write_text(json.dumps(about, indent=1))
+            (staged / _SEAL).write_text(_seal(staged))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], *, model: HistoryModel | None = None) -> NearestItems:
@@ -292,21 +291,17 @@ class NearestItems:
         faiss, folder = import_for("NearestItems", "faiss", "nearest"), Path(folder)
         try:
             about = json.loads((folder / _MANIFEST).read_text())
-            how = about["bias"], about["scale"], about["fingerprint"]
+            if about["format"] != _FORMAT or (folder / _SEAL).read_text() != _seal(folder):
+                raise ValueError("its files don't belong together")
             vectors = np.asarray(np.load(folder / _VECTORS, mmap_mode="r"))
-            items: Any = about["size"]
-            if about["ids"]:
-                with pa.memory_map(str(folder / _ITEMS)) as file:
-                    items = np.array(pa.ipc.open_file(file).read_all()["item"].to_numpy())
+            ids = about["ids"] and feather.read_table(str(folder / _ITEMS))["item"].to_numpy()
+            items = ids if about["ids"] else about["size"]
             index = faiss.read_index(str(folder / _INDEX))
-        except (OSError, ValueError, TypeError, KeyError, RuntimeError, pa.ArrowInvalid) as error:
+        except (OSError, ValueError, TypeError, KeyError, RuntimeError, pa.ArrowException) as error:
             raise DataError(f"no readable index ({error})", path=folder, advice="build it again") from error
         catalogue = Catalogue(items, "NearestItems", FeatureConfig("items", dim=1, hash=about["hash"]))
-        same = about["format"] == _FORMAT and vectors.shape == (index.ntotal, index.d)
-        if not same or len(vectors) != catalogue.size or _fingerprint(vectors, catalogue) != how[-1]:
-            raise DataError("its files don't belong together", path=folder, advice="build it again")
         found = cls.__new__(cls)
-        found._fill(faiss, index, vectors, catalogue, *how)
+        found._fill(faiss, index, vectors, catalogue, about["bias"], about["scale"], about["fingerprint"])
         found.probes = about["probes"]
         if model is not None:
             found.check(model)
@@ -491,10 +486,15 @@ def _items(catalogue: Catalogue) -> Any:
     return catalogue.ids(tf.range(catalogue.size, dtype=tf.int64)).numpy()
 
 
+def _seal(folder: Path) -> str:
+    """Return a hash of an index's files."""
+    files = [folder / name for name in (_MANIFEST, _INDEX, _VECTORS, _ITEMS)]
+    return sha256_of([path for path in files if path.exists()])
+
+
 def _fingerprint(vectors: Floats, catalogue: Catalogue) -> str:
     """Return a hash of vectors and ids."""
     found = hashlib.sha256(f"{vectors.shape} {catalogue.dtype.name}".encode())
-    for begin in range(0, len(vectors), _ROWS):
-        found.update(np.ascontiguousarray(vectors[begin : begin + _ROWS]).data)
+    found.update(np.ascontiguousarray(vectors).data)
     found.update(np.ascontiguousarray(catalogue.all_keys.numpy()).data)
     return found.hexdigest()

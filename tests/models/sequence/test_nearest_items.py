@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmeta.core.errors import ConfigError, DataError
+from gmeta.core.errors import ConfigError, DataError, GmetaError
 from gmeta.layers import HSTU, EmbeddingCollection, FeatureConfig
 from gmeta.models import NextItemModel, TwoTower
 from gmeta.models.sequence import nearest_items
@@ -123,13 +123,38 @@ def test_a_folder_holds_it_whole(ids, tmp_path):
         np.testing.assert_array_equal(own, other)
     kept = (tmp_path / "index" / "vectors.npy").read_bytes()
     (tmp_path / "index" / "vectors.npy").write_bytes(kept[:-1] + b"\0")
-    with pytest.raises(DataError, match="its files don't belong together; build it again"):
+    with pytest.raises(DataError, match=r"its files don't belong together\); build it again"):
         NearestItems.load(tmp_path / "index")
     (tmp_path / "index" / "index.faiss").write_bytes(b"no index")
     with pytest.raises(DataError, match="no readable index"):
         NearestItems.load(tmp_path / "index")
     with pytest.raises(DataError, match="no readable index"):
         NearestItems.load(tmp_path / "nowhere")
+
+
+def test_a_damaged_bit_of_any_file_is_found(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(100, 4))
+    NearestItems(vectors, [f"sku/{number}" for number in range(100)], scale=0.5).save(tmp_path / "index")
+    for file in sorted((tmp_path / "index").iterdir()):
+        whole = file.read_bytes()
+        for place in (0, len(whole) // 3, len(whole) // 2, len(whole) - 1):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+            with pytest.raises(DataError, match="no readable index"):
+                NearestItems.load(tmp_path / "index")
+        file.write_bytes(whole)
+    assert NearestItems.load(tmp_path / "index").size == 100
+
+
+def test_only_an_index_is_replaced(tmp_path):
+    index = NearestItems(np.eye(4))
+    (tmp_path / "mine").mkdir()
+    index.save(tmp_path / "mine")  # an empty folder
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("kept")
+    for taken in (tmp_path / "other", tmp_path / "other" / "notes.txt"):
+        with pytest.raises(GmetaError, match="exists already and isn't an index"):
+            index.save(taken)
+    assert (tmp_path / "other" / "notes.txt").read_text() == "kept"
 
 
 @functools.cache
@@ -241,7 +266,7 @@ def test_an_index_follows_no_other_items_and_no_nan():
     ("run", "told"),
     [
         (lambda: NearestItems(np.zeros(4)), r"vectors must be \(items, d\), got the shape \(4,\)"),
-        (lambda: NearestItems([[1.0], [np.nan]]), "the vector of item number 1 isn't finite"),
+        (lambda: NearestItems([[1.0], [np.nan]]), "squared length of item 1's vector isn't finite"),
         (lambda: NearestItems(np.eye(4), items=5), "4 vectors for 5 items"),
         (lambda: NearestItems(np.eye(4), lists=5), "lists must be at most 4"),
         (lambda: NearestItems(np.eye(4), lists=2, probes=3), "probes must be at most 2"),
