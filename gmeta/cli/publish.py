@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -331,6 +332,9 @@ def serve_command(
     """
     from gmeta.export.model_server import ModelServer
 
+    most = parse_size(max_bytes, "--max-bytes", least=1 << 20)
+    if most >= 1 << 31:
+        raise ConfigError(f"--max-bytes must be below 2GiB, the most that gRPC takes, got {max_bytes!r}")
     server = ModelServer(
         folder,
         name=name,
@@ -338,7 +342,7 @@ def serve_command(
         port=port,
         workers=workers or len(os.sched_getaffinity(0)),
         threads=threads,
-        max_bytes=parse_size(max_bytes, "--max-bytes"),
+        max_bytes=most,
         max_queue=max_queue,
         poll=parse_duration(every, "--every"),
         say=lambda line: click.echo(line, err=True),
@@ -358,8 +362,13 @@ async def _until_signal(server: ModelServer, grace: float) -> None:
     await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():
         await server.stop(0)
-        await stopping
+    left = await stopping
     again.cancel()
+    if left:  # Python would wait for the threads that compute their answers
+        click.echo(f"{left} requests aren't answered", err=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 @click.command("deliver")

@@ -249,7 +249,7 @@ class LoadedModel:
 
     def listed(self) -> str:
         """Return the names of signatures, in a line."""
-        return ", ".join(sorted(self.signatures.keys() - {DEFAULT_SIGNATURE}))
+        return ", ".join(sorted(self.signatures.keys() - {DEFAULT_SIGNATURE})) or DEFAULT_SIGNATURE
 
 
 _CODES = {
@@ -377,13 +377,11 @@ class ModelServer:
     # Calls.
 
     async def start(self) -> None:
-        """Load the newest version and listen.
+        """Take the port, load the newest version and listen.
 
         Raises:
-          GmetaError: The model can't be loaded, or the port can't be used.
+          GmetaError: The port can't be used, or the model can't be loaded.
         """
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self.load_newest)
         self._server = self._aio.server(
             options=[
                 ("grpc.max_receive_message_length", self._most),
@@ -406,18 +404,20 @@ class ModelServer:
         except RuntimeError as error:
             told = "another program uses it, or this machine doesn't have it"
             raise GmetaError(f"can't listen at {address}: {told}; name another --port or --host") from error
+        await asyncio.get_running_loop().run_in_executor(None, self.load_newest)
         await self._server.start()
         self._serving = True
         self._watching = asyncio.create_task(self._watch())
         with self._current() as model:
             self._say(f"grpc://{self.address}:{self.port}/{self.name} answers {model.listed()}")
 
-    async def stop(self, grace: float) -> None:
-        """Refuse new requests, wait for those that are there, at most ``grace`` seconds, and end."""
+    async def stop(self, grace: float) -> int:
+        """Refuse new requests, wait ``grace`` seconds at most for others, and return how many still run."""
         self._serving = False
         self._watching.cancel()
         await self._server.stop(grace)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        return self._waiting
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

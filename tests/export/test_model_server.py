@@ -15,12 +15,14 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tensorflow.core.framework import tensor_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
+from gmeta.cli.publish import serve_command
 from gmeta.core.errors import ConfigError, GmetaError
 from gmeta.export import Publisher, export_model
 from gmeta.export.delivery import deliver
@@ -301,8 +303,28 @@ def test_the_end_waits_for_requests(exported, monkeypatch):
             call = channel.unary_unary(PREDICT).future(encoded("predict", ASKED).SerializeToString())
             wait_for(lambda: gate.began)
             threading.Timer(0.5, gate.opened.set).start()
-            asyncio.run_coroutine_threadsafe(server.stop(30), server._watching.get_loop()).result(60)
+            loop = server._watching.get_loop()
+            assert asyncio.run_coroutine_threadsafe(server.stop(30), loop).result(60) == 0
             assert call.result(10)
+
+
+def test_the_end_says_how_many_requests_it_leaves(exported, monkeypatch):
+    with serving(exported) as server:
+        gate = Gate(server, monkeypatch)
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            call = channel.unary_unary(PREDICT).future(encoded("predict", ASKED).SerializeToString())
+            wait_for(lambda: gate.began)
+            loop = server._watching.get_loop()
+            assert asyncio.run_coroutine_threadsafe(server.stop(0.1), loop).result(60) == 1
+            assert refusal(call.result)[0] in ("UNAVAILABLE", "CANCELLED")
+            gate.opened.set()
+
+
+@pytest.mark.parametrize("size", ["0", "2GiB"])
+def test_a_limit_of_bytes_that_grpc_has_not_is_refused(size, tmp_path):
+    found = CliRunner().invoke(serve_command, [str(tmp_path), "--max-bytes", size])
+    assert isinstance(found.exception, ConfigError)
+    assert "--max-bytes must be" in str(found.exception)
 
 
 def test_deltas_reach_it(tmp_path):
