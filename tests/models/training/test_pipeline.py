@@ -62,7 +62,8 @@ def test_rows_that_are_not_read_again_are_noticed(monkeypatch):
         return Reread(peeked.rows, tf.constant(0, tf.int64))
 
     monkeypatch.setattr(HashTable, "reread", reread)
-    assert differences(at_depth_0("ctr"), train_at_depth("ctr", 2)) != []
+    # On a busy machine, all rows may be read only after the updates that they were to be read before.
+    assert any(differences(at_depth_0("ctr"), train_at_depth("ctr", 2)) for _ in range(5))
 
 
 SETTINGS = {
