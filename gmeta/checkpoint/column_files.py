@@ -25,7 +25,7 @@ from gmeta.checkpoint.table_description import (
     description_path,
 )
 from gmeta.core.errors import ConfigError, DataError, GmetaError, NotFiniteError, rows_not_finite
-from gmeta.core.files import sync
+from gmeta.core.files import check_replaces, sync
 
 
 class ColumnWriter(Protocol):
@@ -165,13 +165,9 @@ def check_target(out: Path, form: str, *, overwrite: bool) -> None:
     """
     if form not in WRITERS:
         raise ConfigError(f"format must be one of {', '.join(WRITERS)}, got {form!r}")
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not description_path(out).is_file():
-        raise GmetaError(
-            f"{out} exists already and isn't an exported table: name a folder that is to be made"
-        )
-    if not overwrite:
+    described = description_path(out)
+    check_replaces(out, described.name, "an exported table")
+    if described.is_file() and not overwrite:
         raise GmetaError(f"{out} exists already: name a folder that is to be made, or overwrite it")
 
 

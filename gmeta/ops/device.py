@@ -263,8 +263,11 @@ def copy_to_gpu(tensor: tf.Tensor) -> tf.Tensor:
         return to_caller(load_op_library("ops").gmeta_to_gpu(column=tensor), "gpu")
 
 
-_CALLS = frozenset({"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While"})
-_CALLS |= {"StatelessCase", "StatelessIf", "StatelessWhile"}
+_CALLS = frozenset(
+    f"{prefix}{name}"
+    for name in ("Case", "If", "PartitionedCall", "While")
+    for prefix in ("", "Stateful", "Stateless")
+)
 _OF_SHAPES = frozenset({"Rank", "Shape", "ShapeN", "Size"})
 
 

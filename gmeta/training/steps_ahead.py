@@ -88,7 +88,7 @@ class _Functions(NamedTuple):
       begin: Fetches the first batches.
       step: Makes a step.
       again: Fetches the first of the waiting batches again, for another number.
-      copy: Copies columns of batches that another train function left.
+      copy: Copies the columns of waiting batches again, which another train function made.
     """
 
     begin: Function
@@ -106,11 +106,12 @@ class Queue:
         self._functions: Any = None
 
     def take(self, iterator: Any, functions: _Functions) -> Sequence[tf.Tensor]:
-        """Return the tensors of an iterator's batches that wait, and forget them; none if of another.
+        """Return the tensors of the batches that wait, and forget them; none if another iterator made them.
 
         Args:
           iterator: The iterator.
-          functions: The functions that take the batches. If others left them, columns are copied again.
+          functions: The functions that take the batches. If other functions made the tensors, columns are
+            copied again, because these functions may read other ones.
         """
         waiting, self._waiting = self._waiting, ()
         if not len(waiting) or self._iterator() is not iterator:
@@ -426,9 +427,9 @@ class _Columns:
         return tensors[len(tensors) - sum(self._taken) :]
 
     def copy(self, data: Any) -> list[tf.Tensor]:
-        """Copy the columns of a batch; instead of a column that no op reads on the GPU, copy zeros.
+        """Copy the columns of a batch; a column that no op reads on the GPU is replaced by zeros.
 
-        An op on ids counts as one that reads them, even if only the lookup needs its result.
+        An op on ids counts as a reader, even if only the lookup needs its result.
         """
         with tf.device("CPU:0"):
             parts = [

@@ -296,28 +296,33 @@ def test_a_full_queue_refuses_and_a_passed_deadline_is_not_begun(exported, monke
         assert len(gate.began) == 2
 
 
-def test_the_end_waits_for_requests(exported, monkeypatch):
+@contextmanager
+def one_running(exported, monkeypatch):
+    """A request that runs until its gate opens, and a function that stops the server."""
     with serving(exported) as server:
-        gate = Gate(server, monkeypatch)
+        gate, loop = Gate(server, monkeypatch), server._watching.get_loop()
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             call = channel.unary_unary(PREDICT).future(encoded("predict", ASKED).SerializeToString())
             wait_for(lambda: gate.began)
-            threading.Timer(0.5, gate.opened.set).start()
-            loop = server._watching.get_loop()
-            assert asyncio.run_coroutine_threadsafe(server.stop(30), loop).result(60) == 0
-            assert call.result(10)
+            yield (
+                gate,
+                call,
+                lambda grace: asyncio.run_coroutine_threadsafe(server.stop(grace), loop).result(60),
+            )
+
+
+def test_the_end_waits_for_requests(exported, monkeypatch):
+    with one_running(exported, monkeypatch) as (gate, call, stop):
+        threading.Timer(0.5, gate.opened.set).start()
+        assert stop(30) == 0
+        assert call.result(10)
 
 
 def test_the_end_says_how_many_requests_it_leaves(exported, monkeypatch):
-    with serving(exported) as server:
-        gate = Gate(server, monkeypatch)
-        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            call = channel.unary_unary(PREDICT).future(encoded("predict", ASKED).SerializeToString())
-            wait_for(lambda: gate.began)
-            loop = server._watching.get_loop()
-            assert asyncio.run_coroutine_threadsafe(server.stop(0.1), loop).result(60) == 1
-            assert refusal(call.result)[0] in ("UNAVAILABLE", "CANCELLED")
-            gate.opened.set()
+    with one_running(exported, monkeypatch) as (gate, call, stop):
+        assert stop(0.1) == 1
+        assert refusal(call.result)[0] in ("UNAVAILABLE", "CANCELLED")
+        gate.opened.set()
 
 
 @pytest.mark.parametrize("size", ["0", "2GiB"])
